@@ -1,0 +1,125 @@
+"""Every Redis key Sluice uses, in one place. All start with the installation's prefix (default "sluice:")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DEFAULT_PREFIX", "GROUP", "Keys"]
+
+DEFAULT_PREFIX = "sluice:"
+GROUP = "engines"
+"""Consumer group of the queue streams; the settler's groups are named after what they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names under one prefix. Functions get the prefix and build the same names in Lua."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    def queue(self, pool: str, tier: str, tenant: str) -> str:
+        """Stream of `Work` (field `w`), one per tenant and tier."""
+        return f"{self.prefix}q:{pool}:{tier}:{tenant}"
+
+    def ready(self, pool: str, tier: str) -> str:
+        """Sorted set: tenants with queued work in the tier, by the policy's score."""
+        return f"{self.prefix}ready:{pool}:{tier}"
+
+    def depth(self, pool: str) -> str:
+        """Hash: queued requests by tier, and by `tier:tenant`."""
+        return f"{self.prefix}depth:{pool}"
+
+    def counters(self, pool: str) -> str:
+        """Hash: virtual token counters, field `tier:tenant`."""
+        return f"{self.prefix}vtc:{pool}"
+
+    def deficits(self, pool: str) -> str:
+        """Hash: tier deficits in token cost."""
+        return f"{self.prefix}deficit:{pool}"
+
+    def wake(self, name: str) -> str:
+        """List that wakes an idle engine: of a pool, or of one engine."""
+        return f"{self.prefix}wake:{name}"
+
+    def request(self, request: str) -> str:
+        """Hash: state of one admitted request until it is closed."""
+        return f"{self.prefix}req:{request}"
+
+    def open_by_tenant(self, tenant: str) -> str:
+        """Set of the tenant's requests that occupy a concurrency slot."""
+        return f"{self.prefix}open:{tenant}"
+
+    def account(self, tenant: str) -> str:
+        """Hash: generation, balance, sequence, held (nano-units)."""
+        return f"{self.prefix}acct:{tenant}"
+
+    def idempotency(self, tenant: str, key: str) -> str:
+        return f"{self.prefix}idem:{tenant}:{key}"
+
+    def replies(self, gateway: str) -> str:
+        """Stream: one entry (field `d`: list of Delta) per engine step and gateway."""
+        return f"{self.prefix}replies:{gateway}"
+
+    @property
+    def gateways(self) -> str:
+        """Sorted set: gateway id by lease expiry (ms)."""
+        return f"{self.prefix}gateways"
+
+    def gateway_requests(self, gateway: str) -> str:
+        """Set: requests owned by a gateway."""
+        return f"{self.prefix}gwreq:{gateway}"
+
+    def engines(self, pool: str) -> str:
+        """Sorted set: engine id by lease expiry (ms)."""
+        return f"{self.prefix}engines:{pool}"
+
+    def engine_requests(self, engine: str) -> str:
+        """Set: requests an engine has pulled and not finished."""
+        return f"{self.prefix}engreq:{engine}"
+
+    def engine(self, engine: str) -> str:
+        """String: latest `Heartbeat`."""
+        return f"{self.prefix}engine:{engine}"
+
+    def control(self, engine: str) -> str:
+        """Stream of `Control` (field `c`) to one engine."""
+        return f"{self.prefix}ctl:{engine}"
+
+    @property
+    def pools(self) -> str:
+        """Hash: pool name -> card hash."""
+        return f"{self.prefix}pools"
+
+    def card(self, pool: str) -> str:
+        """String: the pool's `ModelCard`."""
+        return f"{self.prefix}card:{pool}"
+
+    @property
+    def usage(self) -> str:
+        """Stream of `Final` (field `f`), read by the settlers' group."""
+        return f"{self.prefix}usage"
+
+    @property
+    def outcomes(self) -> str:
+        """Stream of `Outcome` (field `o`)."""
+        return f"{self.prefix}outcomes"
+
+    @property
+    def refusals(self) -> str:
+        """Capped stream of `Refusal` (field `r`)."""
+        return f"{self.prefix}refusals"
+
+    @property
+    def events(self) -> str:
+        """Capped stream of request events (field `e`: list of Event)."""
+        return f"{self.prefix}events"
+
+    @property
+    def live(self) -> str:
+        """String: JSON snapshot of the live view, refreshed at 1 Hz; the same bytes are published on this channel name."""
+        return f"{self.prefix}live"
+
+    @property
+    def invalidate(self) -> str:
+        """Pub/sub channel: tenant ids whose principals changed."""
+        return f"{self.prefix}invalidate"
