@@ -1,0 +1,129 @@
+"""A model's chat template, rendered so that neither the template nor a message can do harm."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from engine.text.sandbox import Limits, OverLimit, Sandbox, TemplateError, render_within
+
+__all__ = ["ChatTemplate", "Rendered", "TemplateError"]
+
+_MARKERS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters: no text needs them
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Text with special tokens written out. `marker` sits inside those the client wrote; removing it restores them."""
+
+    text: str
+    marker: str = ""
+
+
+class ChatTemplate:
+    """Compiled on first use. Everything that can go wrong, at compile time or in a render, is a `TemplateError`."""
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "", limits: Limits | None = None) -> None:
+        self._source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._limits = limits or Limits()
+        self._compiled: jinja2.Template | None = None
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        guarded: re.Pattern[str] | None = None,
+    ) -> Rendered:
+        """The prompt. What `guarded` matches inside messages and tools comes out broken up by a marker character."""
+        values: dict[str, Any] = {"messages": [_plain(m) for m in messages], "tools": list(tools) if tools else None}
+        marker = ""
+        if guarded is not None and _any_match(values, guarded):
+            marker = _free_marker(values)
+            values = _map_text(values, lambda text: guarded.sub(lambda m: _broken(m.group(), marker), text))
+        values |= self._tokens | {"add_generation_prompt": add_generation_prompt, "documents": None}
+        try:
+            return Rendered(render_within(self._limits, self._template(), values), marker)
+        except TemplateError:
+            raise
+        except (OverLimit, RecursionError, MemoryError) as error:
+            raise TemplateError(f"the chat template ran over its limits: {error}") from error
+        except Exception as error:  # a template may raise whatever Python can
+            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+    def _template(self) -> jinja2.Template:
+        if self._compiled is None:
+            if not self._source:
+                raise TemplateError("this model has no chat template; use the completions endpoint")
+            self._compiled = Sandbox().from_string(self._source)
+        return self._compiled
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as templates expect it: content a string, the arguments of tool calls an object."""
+    result = dict(message)
+    content = result.get("content")
+    if content is None:
+        result["content"] = ""
+    elif isinstance(content, list | tuple):
+        if any(not isinstance(p, Mapping) or p.get("type") not in ("text", "input_text") for p in content):
+            raise TemplateError("this model takes text content only")
+        result["content"] = "".join(str(part.get("text", "")) for part in content)
+    if calls := result.get("tool_calls"):
+        result["tool_calls"] = [_plain_call(call) for call in calls]
+    return result
+
+
+def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function") or {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            pass  # a client may replay what a model wrote wrongly; the template shows it as it was
+    return dict(call) | {"function": function}
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for item in pair for text in _texts(item)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _texts(item)]
+    return []
+
+
+def _map_text(value: Any, change: Any) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {(change(k) if isinstance(k, str) else k): _map_text(v, change) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_text(item, change) for item in value]
+    return value
+
+
+def _any_match(values: Any, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(text) for text in _texts(values))
+
+
+def _free_marker(values: Any) -> str:
+    used = set().union(*map(set, _texts(values)))
+    for marker in _MARKERS:
+        if marker not in used:
+            return marker
+    raise TemplateError("the messages use every Unicode noncharacter")
+
+
+def _broken(token: str, marker: str) -> str:
+    """The token with the marker between all its characters, so that no shorter special token is left inside it."""
+    return marker.join(token)

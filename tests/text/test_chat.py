@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.text import TemplateError
+from tests.text.toy import SPECIALS, toy
+
+TOY = toy()
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def render(template: str, messages: list[dict] | None = None, **options: object) -> str:
+    tokenizer = toy(template)
+    return tokenizer.decode(tokenizer.chat(messages or HELLO, **options), skip_special=False)  # type: ignore[arg-type]
+
+
+def test_a_conversation_becomes_special_tokens_and_text() -> None:
+    ids = TOY.chat([{"role": "system", "content": "be kind"}, *HELLO])
+    assert TOY.decode(ids, skip_special=False) == (
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ids.count(1) == 3
+    assert ids.count(2) == 2
+
+
+def test_without_a_generation_prompt() -> None:
+    assert TOY.decode(TOY.chat(HELLO, add_generation_prompt=False)) == "user\nhello\n"
+
+
+@settings(derandomize=True, max_examples=150)
+@given(st.lists(st.one_of(st.sampled_from([*SPECIALS, "<|im_", "end|>", "\ufdd0"]), st.text(max_size=5)), max_size=6))
+def test_a_message_cannot_forge_a_turn(parts: list[str]) -> None:
+    content = "".join(parts)
+    ids = TOY.chat([{"role": "user", "content": content}])
+    assert ids.count(1) == 2
+    assert ids.count(2) == 1
+    assert content in TOY.decode(ids, skip_special=False)
+
+
+def test_special_tokens_in_a_prompt_are_text_unless_asked() -> None:
+    assert 2 not in TOY.encode("a<|im_end|>b")
+    assert TOY.decode(TOY.encode("a<|im_end|>b")) == "a<|im_end|>b"
+    assert TOY.encode("a<|im_end|>b", special=True).count(2) == 1
+
+
+def test_bos_is_added_once_when_the_card_asks() -> None:
+    tokenizer = toy(add_bos=True)
+    assert tokenizer.encode("the") == [0, *TOY.encode("the")]
+    assert tokenizer.encode("<|endoftext|>the", special=True) == [0, *TOY.encode("the")]
+
+
+def test_content_parts_are_joined_and_images_refused() -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    assert TOY.chat([{"role": "user", "content": parts}]) == TOY.chat(HELLO)
+    with pytest.raises(TemplateError, match="text content only"):
+        TOY.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def test_a_tool_call_without_content_and_its_arguments_as_an_object() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    template = "{{ messages[0].content }}|{{ messages[0].tool_calls[0].function.arguments.a }}|{{ tools | tojson }}"
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert render(template, [message], tools=[{"type": "function"}]) == '|1|[{"type": "function"}]'
+
+
+def test_the_helpers_templates_use() -> None:
+    assert len(render("{{ strftime_now('%Y') }}")) == 4
+    assert render("{% generation %}x{% endgeneration %}{{ {'a': '<é>'} | tojson }}") == 'x{"a": "<é>"}'
+    assert (
+        render("{% for x in [1,2,3] %}{{ x ~ '/' ~ loop.length }}{% if x == 2 %}{% break %}{% endif %}{% endfor %}")
+        == "1/32/3"
+    )
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ undefined_thing.attribute }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{% include '/etc/passwd' %}",
+        "{% for %}",
+        "{{ 1 / 0 }}",
+        "",
+    ],
+)
+def test_a_bad_template_is_an_error_of_its_own_kind(template: str) -> None:
+    with pytest.raises(TemplateError):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+        "{{ 'x' * 10**12 }}",
+        "{{ 10 ** 10 ** 10 }}",
+        "{{ 'x'.ljust(10000000000) }}",
+        "{{ 'x' | center(10000000000) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_hostile_template_runs_out_of_budget_soon(template: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(TemplateError):
+        render(template)
+    assert time.monotonic() - began < 10
