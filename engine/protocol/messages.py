@@ -90,13 +90,17 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     """W3C traceparent."""
 
 
+Bytes = bytes
+"""For the struct below, whose field hides the name."""
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """A token's log-probability and the best alternatives as (token id, text bytes, logprob)."""
 
     token: int
-    bytes: bytes
+    bytes: Bytes
     logprob: float
-    top: tuple[tuple[int, bytes, float], ...] = ()
+    top: tuple[tuple[int, Bytes, float], ...] = ()
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
