@@ -116,7 +116,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Put every loop and every `~` under the budget before code is made of the tree."""
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_rounds", [], [], None, None, lineno=loop.lineno)
-        return super()._generate(_with_bounded_concat(source), name, filename, defer_init)
+        return super()._generate(_with_bounded_concat(source, self), name, filename, defer_init)
 
     def call(self, context: Context, function: Any, *arguments: Any, **options: Any) -> Any:
         budget = _budget.get()
@@ -150,7 +150,7 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _with_bounded_concat(tree: nodes.Template) -> nodes.Template:
+def _with_bounded_concat(tree: nodes.Template, environment: jinja2.Environment) -> nodes.Template:
     """`a ~ b` becomes a filter over [a, b]: the operator itself can't be intercepted."""
 
     def visit(node: nodes.Node) -> None:
@@ -166,13 +166,11 @@ def _with_bounded_concat(tree: nodes.Template) -> nodes.Template:
         visit(item)
         if isinstance(item, nodes.Concat):
             parts = nodes.List(item.nodes, lineno=item.lineno)
-            return nodes.Filter(parts, "_concat", [], [], None, None, lineno=item.lineno).set_environment(
-                tree.environment
-            )
+            return nodes.Filter(parts, "_concat", [], [], None, None, lineno=item.lineno)
         return item
 
     visit(tree)
-    tree.set_environment(tree.environment)
+    tree.set_environment(environment)
     return tree
 
 
