@@ -1,1 +1,637 @@
 #!lua name={library}
+-- The queue of Sluice as atomic functions. Python callers: functions.py; the same in pure Python: twin.py; prose: docs/protocol.md.
+--
+-- Every function takes the key prefix first and no KEYS: one primary holds a whole cell, there is no cluster to route by key.
+-- Times are milliseconds of the server's clock. Money is integer nano-units; a Lua number is a double, so whole numbers are
+-- written with %.0f and fractions with %.17g (tostring would lose digits), and both come back exactly.
+
+local GROUP = 'engines'
+local TICK_LEASE_MS = 3000     -- reaping disarms for one lease after nobody reaped for longer than that
+local WAKE_LENGTH = 8          -- wake lists only need to be non-empty
+local CONTROL_LENGTH = 1024    -- an engine reads its orders at least once a second
+local DEAD_LENGTH = 1000
+local SCAN_LIMIT = 256         -- queue entries one pull may look at
+local REAP_LIMIT = 256         -- expired requests one reap may end
+local RETRY_CAP_S = 60
+local DRAIN_WEIGHT = 0.1       -- of the newest gap in the moving average of gaps between pulls
+local REMEMBER_REAPED_MS = 3600000
+
+local function wall_ms()
+  local t = redis.call('TIME')
+  return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+end
+
+local clock = {now}
+
+local function int(x) return string.format('%.0f', x) end
+local function real(x) return string.format('%.17g', x) end
+
+local function record_of(p, request)
+  local flat = redis.call('HGETALL', p .. 'req:' .. request)
+  if #flat == 0 then return nil end
+  local r = {}
+  for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
+  return r
+end
+
+local function sorted_members(key)
+  local members = redis.call('SMEMBERS', key)
+  table.sort(members)
+  return members
+end
+
+-- Messages made here. The layouts are those of messages.py (structs are msgpack arrays).
+
+local function wake(p, name)
+  local key = p .. 'wake:' .. name
+  redis.call('RPUSH', key, '1')
+  redis.call('LTRIM', key, -WAKE_LENGTH, -1)
+end
+
+local function order(p, engine, kind, argument, reason)
+  local control = cmsgpack.pack({kind, argument, reason})
+  redis.call('XADD', p .. 'ctl:' .. engine, 'MAXLEN', CONTROL_LENGTH, '*', 'c', control)
+  wake(p, engine)
+end
+
+-- One last error Delta of the whole request. Built by hand because cmsgpack has no bin type (`vector`) and no nil in the
+-- middle of an array. NOMKSTREAM: a dead gateway's stream is not made anew.
+local function reply_error(p, request, r, code, detail)
+  local pack = cmsgpack.pack
+  local delta = '\157' .. pack(request) .. pack(0) .. pack(tonumber(r.epoch)) .. pack(0) .. '\144' .. pack('') .. '\144'
+    .. pack('error') .. pack(code) .. pack(detail) .. '\196\0' .. '\195' .. '\0'
+  redis.call('XADD', p .. 'replies:' .. r.gateway, 'NOMKSTREAM', '*', 'd', '\145' .. delta)
+end
+
+-- The Final of a request that lost both its engine and its gateway: the prompt is all that Redis knows of it.
+local function final_of_orphan(request, r, now)
+  local queued_s = (tonumber(r.pulled) - tonumber(r.admitted)) / 1000
+  return cmsgpack.pack({request, tonumber(r.epoch), r.pool, r.tier, r.tenant, r.engine, 'lost', tonumber(r.prompt),
+    0, 0, 0, 0, 0, {queued_s}, now, 'engine_lost', 'engine and gateway were lost'})
+end
+
+-- Parts of a request's state. Each is written by one function here and nowhere else.
+
+local function count_depth(p, r, by)
+  local key = p .. 'depth:' .. r.pool
+  for _, field in ipairs({r.tier, r.tier .. ':' .. r.tenant}) do
+    if redis.call('HINCRBY', key, field, by) <= 0 then redis.call('HDEL', key, field) end
+  end
+end
+
+local function unhold(p, r)
+  local key = p .. 'acct:' .. r.tenant
+  local held = (tonumber(redis.call('HGET', key, 'held')) or 0) - tonumber(r.hold)
+  if held > 0 then redis.call('HSET', key, 'held', int(held)) else redis.call('HDEL', key, 'held') end
+end
+
+local function settle_claim(p, request, r, finished)
+  if not r.claim then return end
+  local key = p .. 'idem:' .. r.tenant .. ':' .. r.claim
+  if redis.call('HGET', key, 'request') ~= request then return end
+  if finished then redis.call('HSET', key, 'state', 'finished') else redis.call('DEL', key) end
+end
+
+-- The tenant's queue now starts after entry `arrival`.
+local function move_head(p, r, arrival)
+  local ready = p .. 'ready:' .. r.pool .. ':' .. r.tier
+  local head = redis.call('XRANGE', r.stream, '(' .. arrival .. '-0', '+', 'COUNT', 1)[1]
+  if head then
+    redis.call('ZADD', ready, string.match(head[1], '^%d+'), r.member)
+  else
+    redis.call('ZREM', ready, r.member)
+  end
+end
+
+local function drop_entry(p, stream, entry)
+  redis.call('XACK', stream, GROUP, entry)
+  redis.call('XDEL', stream, entry)
+  if redis.call('XLEN', stream) == 0 then redis.call('DEL', stream) end
+end
+
+local function enqueue(p, request, r, work)
+  r.stream = p .. 'q:' .. r.pool .. ':' .. r.tier .. ':' .. r.member
+  r.entry = r.arrival .. '-0'
+  if redis.call('EXISTS', r.stream) == 0 then redis.call('XGROUP', 'CREATE', r.stream, GROUP, '0', 'MKSTREAM') end
+  redis.call('XADD', r.stream, r.entry, 'r', request, 'w', work)
+  redis.call('ZADD', p .. 'ready:' .. r.pool .. ':' .. r.tier, 'NX', r.arrival, r.member)
+  redis.call('ZADD', p .. 'tiers:' .. r.pool, r.rank, r.tier)
+  if tonumber(r.expires) > 0 then redis.call('ZADD', p .. 'expiry', r.expires, request) end
+  count_depth(p, r, 1)
+  wake(p, r.pool)
+end
+
+local function free_slots(p, request, r)
+  redis.call('SREM', p .. 'open:' .. r.tenant, request)
+  redis.call('SREM', p .. 'gwreq:' .. r.gateway, request)
+  if r.engine then redis.call('SREM', p .. 'engreq:' .. r.engine, request) end
+end
+
+local function leave_queue(p, request, r)
+  local score = redis.call('ZSCORE', p .. 'ready:' .. r.pool .. ':' .. r.tier, r.member)
+  if score and tonumber(score) == tonumber(r.arrival) then move_head(p, r, r.arrival) end
+  drop_entry(p, r.stream, r.entry)
+  redis.call('ZREM', p .. 'expiry', request)
+  count_depth(p, r, -1)
+end
+
+-- A request that never ran goes as if it had never been: nothing was computed, nothing is charged.
+local function unqueue(p, request, r)
+  leave_queue(p, request, r)
+  free_slots(p, request, r)
+  unhold(p, r)
+  settle_claim(p, request, r, false)
+  redis.call('DEL', p .. 'req:' .. request)
+end
+
+local function expire(p, request, r)
+  reply_error(p, request, r, 'queue_timeout', 'not started before its deadline')
+  unqueue(p, request, r)
+end
+
+-- A request that ran has ended: its one Final goes to the settlers; the hold stays until they close it.
+local function conclude(p, request, r, final, served, now)
+  redis.call('XADD', p .. 'usage', '*', 'f', final)
+  drop_entry(p, r.stream, r.entry)
+  free_slots(p, request, r)
+  settle_claim(p, request, r, served)
+  redis.call('HSET', p .. 'req:' .. request, 'state', 'finished', 'finished', int(now))
+end
+
+local function gateway_lives(p, gateway, now)
+  local lease = redis.call('ZSCORE', p .. 'gateways', gateway)
+  return lease and tonumber(lease) > now
+end
+
+-- The requests of an engine that is gone: the raised epoch shuts it out, their gateways are told and now own their end.
+local function lose_requests(p, engine, now)
+  local lost = {}
+  for _, request in ipairs(sorted_members(p .. 'engreq:' .. engine)) do
+    local r = record_of(p, request)
+    if r and r.state == 'running' and r.engine == engine then
+      r.epoch = int(tonumber(r.epoch) + 1)
+      redis.call('HSET', p .. 'req:' .. request, 'state', 'lost', 'epoch', r.epoch)
+      if gateway_lives(p, r.gateway, now) then
+        reply_error(p, request, r, 'engine_lost', 'the engine that computed this request was lost')
+      else
+        conclude(p, request, r, final_of_orphan(request, r, now), false, now)
+      end
+      table.insert(lost, request)
+    end
+  end
+  for _, name in ipairs({'engreq:', 'ctl:', 'wake:', 'engine:'}) do redis.call('DEL', p .. name .. engine) end
+  return lost
+end
+
+-- admit(prefix, admission, work)
+
+local function retry_after(p, pool, tier, ahead, now)
+  local drain = redis.call('HMGET', p .. 'drain:' .. pool, tier .. ':gap', tier .. ':last')
+  if not drain[1] then return nil end
+  local gap = math.max(tonumber(drain[1]), now - tonumber(drain[2]))
+  return math.max(1, math.min(RETRY_CAP_S, math.ceil(ahead * gap / 1000)))
+end
+
+local function check_claim(p, a, now)
+  if a.claim == cjson.null then return nil end
+  local held = redis.call('HMGET', p .. 'idem:' .. a.tenant .. ':' .. a.claim.key, 'digest', 'request', 'state', 'expires')
+  if not held[1] or tonumber(held[4]) <= now then return nil end
+  if held[1] ~= a.claim.digest then return 'idempotency_conflict', held[2] end
+  return held[3] == 'finished' and 'idempotency_replay' or 'idempotency_in_flight', held[2]
+end
+
+-- Levels of the tenant's token buckets after this request: rows to answer, values to write, and the first that is short.
+local function fill_buckets(p, a, now)
+  local rows, levels, short, wait_s = {}, {}, nil, nil
+  for i, limit in ipairs(a.limits) do
+    local name, capacity, refill, cost = limit[1], limit[2], limit[3], limit[4]
+    local was = redis.call('HMGET', p .. 'rl:' .. a.tenant .. ':' .. name, 'level', 'at')
+    local level = capacity
+    if was[1] then level = math.min(capacity, tonumber(was[1]) + math.max(0, now - tonumber(was[2])) * refill / 60000) end
+    if capacity >= 0 then
+      if level < cost then
+        if not short then
+          short = name
+          if cost <= capacity and refill > 0 then
+            wait_s = math.min(RETRY_CAP_S, math.ceil((cost - level) * 60 / refill))
+          end
+        end
+      else
+        level = level - cost
+      end
+      levels[i] = level
+      rows[#rows + 1] = {name, capacity, math.floor(level), refill > 0 and math.ceil((capacity - level) * 60 / refill) or 0}
+    end
+  end
+  return rows, levels, short, wait_s
+end
+
+local function check_money(p, a)
+  if a.floor_nano == cjson.null then return nil end
+  local account = redis.call('HMGET', p .. 'acct:' .. a.tenant, 'balance', 'held')
+  if not account[1] then return 'stale_principal', 'balance' end
+  if tonumber(account[1]) - (tonumber(account[2]) or 0) - a.hold_nano < a.floor_nano then return 'insufficient_quota', '' end
+end
+
+-- Code, detail, retry seconds; nil when nothing speaks against the request.
+local function check_all(p, a, depth, short, wait_s, now)
+  local generation = tonumber(redis.call('HGET', p .. 'acct:' .. a.tenant, 'generation'))
+  if generation and generation > a.generation then return 'stale_principal', '' end
+  local code, detail = check_claim(p, a, now)
+  if code then return code, detail end
+  if redis.call('ZCOUNT', p .. 'engines:' .. a.pool, '(' .. int(now), '+inf') == 0 then return 'no_engine', '' end
+  if a.max_concurrent >= 0 and redis.call('SCARD', p .. 'open:' .. a.tenant) >= a.max_concurrent then
+    return 'concurrency_limit', '', retry_after(p, a.pool, a.tier, 1, now)
+  end
+  if short then return 'rate_limit', short, wait_s end
+  local mine = tonumber(redis.call('HGET', p .. 'depth:' .. a.pool, a.tier .. ':' .. a.tenant)) or 0
+  if a.max_queued_tenant >= 0 and mine >= a.max_queued_tenant then
+    return 'tenant_queue_full', '', retry_after(p, a.pool, a.tier, mine, now)
+  end
+  if a.max_queued_tier >= 0 and depth >= a.max_queued_tier then
+    return 'tier_queue_full', '', retry_after(p, a.pool, a.tier, depth, now)
+  end
+  return check_money(p, a)
+end
+
+local function open_gateway(p, gateway, expiry)
+  redis.call('ZADD', p .. 'gateways', 'GT', int(expiry), gateway)
+  if redis.call('EXISTS', p .. 'replies:' .. gateway) == 0 then
+    redis.call('XGROUP', 'CREATE', p .. 'replies:' .. gateway, 'gateway', '$', 'MKSTREAM')
+  end
+end
+
+local function commit_admission(p, a, work, levels, now)
+  local request = a.request
+  local r = {state = 'queued', tenant = a.tenant, tier = a.tier, rank = int(a.tier_rank), pool = a.pool, gateway = a.gateway,
+    epoch = '0', hold = int(a.hold_nano), choices = int(a.choices), prompt = int(a.prompt_tokens), admitted = int(now),
+    expires = int(a.expires_ms), attempts = '0', member = a.tenant, arrival = int(redis.call('INCR', p .. 'arrivals'))}
+  for i, limit in ipairs(a.limits) do
+    if levels[i] then
+      local key = p .. 'rl:' .. a.tenant .. ':' .. limit[1]
+      redis.call('HSET', key, 'level', real(levels[i]), 'at', int(now))
+      if limit[3] > 0 then redis.call('PEXPIRE', key, int(math.ceil(limit[2] / limit[3] * 60000) + 60000)) end
+    end
+  end
+  if a.claim ~= cjson.null then
+    r.claim = a.claim.key
+    local key = p .. 'idem:' .. a.tenant .. ':' .. a.claim.key
+    redis.call('DEL', key)
+    redis.call('HSET', key, 'digest', a.claim.digest, 'request', request, 'state', 'in_flight', 'expires', int(now + a.claim.ttl_ms))
+    redis.call('PEXPIRE', key, int(a.claim.ttl_ms))
+  end
+  if a.hold_nano > 0 then redis.call('HINCRBY', p .. 'acct:' .. a.tenant, 'held', r.hold) end
+  redis.call('SADD', p .. 'open:' .. a.tenant, request)
+  redis.call('SADD', p .. 'gwreq:' .. a.gateway, request)
+  open_gateway(p, a.gateway, now + a.lease_ms)
+  enqueue(p, request, r, work)
+  local flat = {}
+  for field, value in pairs(r) do
+    flat[#flat + 1] = field
+    flat[#flat + 1] = value
+  end
+  redis.call('HSET', p .. 'req:' .. request, unpack(flat))
+end
+
+local function admit(_, args)
+  local p, a, work = args[1], cjson.decode(args[2]), args[3]
+  local now = clock(p)
+  local depth = tonumber(redis.call('HGET', p .. 'depth:' .. a.pool, a.tier)) or 0
+  -- The caller's connection broke after the first try was committed: the same answer, nothing twice.
+  if redis.call('EXISTS', p .. 'req:' .. a.request) == 1 then return cjson.encode({code = 'ok', depth = depth}) end
+  local rows, levels, short, wait_s = fill_buckets(p, a, now)
+  local code, detail, retry = check_all(p, a, depth, short, wait_s, now)
+  if not code then
+    commit_admission(p, a, work, levels, now)
+    code, detail, depth = 'ok', '', depth + 1
+  end
+  return cjson.encode({code = code, depth = depth, retry_after_s = retry or cjson.null, detail = detail or '', limits = rows})
+end
+
+-- pull(prefix, pool, engine, credit, lease_ms)
+
+-- The ordering policy, and the only place that knows it: better tier first, then the oldest head, while credit lasts.
+local function next_head(p, pool, tiers, credit)
+  for _, tier in ipairs(tiers) do
+    if (credit[tier] or 0) > 0 then
+      local member = redis.call('ZRANGE', p .. 'ready:' .. pool .. ':' .. tier, 0, 0)[1]
+      if member then return tier, member end
+    end
+  end
+end
+
+-- The head entry of one queue as (entry id, request, work), now delivered to the engine; nil when there is none.
+local function read_head(stream, engine)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, engine, 'COUNT', 1, 'STREAMS', stream, '>')
+  if reply and reply.err then
+    if redis.call('EXISTS', stream) == 0 then return nil end
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0')  -- the group had vanished; started entries are skipped by their state
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, engine, 'COUNT', 1, 'STREAMS', stream, '>')
+  end
+  if not reply then return nil end
+  local entry = reply[1][2][1]
+  local fields = {}
+  for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+  return entry[1], fields.r or '', fields.w
+end
+
+-- Mean time between pulls of a tier while it had work; `admit` makes Retry-After of it.
+local function measure_drain(p, r, now)
+  local key = p .. 'drain:' .. r.pool
+  local was = redis.call('HMGET', key, r.tier .. ':gap', r.tier .. ':last')
+  local gap = math.max(0, now - math.max(tonumber(was[2]) or 0, tonumber(r.admitted)))
+  if was[1] then gap = tonumber(was[1]) + DRAIN_WEIGHT * (gap - tonumber(was[1])) end
+  redis.call('HSET', key, r.tier .. ':gap', real(gap), r.tier .. ':last', int(now))
+end
+
+local function start(p, request, r, engine, now)
+  redis.call('HSET', p .. 'req:' .. request, 'state', 'running', 'engine', engine, 'pulled', int(now),
+    'attempts', int(tonumber(r.attempts) + 1))
+  redis.call('SADD', p .. 'engreq:' .. engine, request)
+  redis.call('ZREM', p .. 'expiry', request)
+  count_depth(p, r, -1)
+  measure_drain(p, r, now)
+end
+
+-- Take the head of one queue. Record and work, or nil when the entry was no startable request.
+local function take(p, pool, tier, member, engine, now)
+  local stream = p .. 'q:' .. pool .. ':' .. tier .. ':' .. member
+  local entry, request, work = read_head(stream, engine)
+  if not entry then
+    redis.call('ZREM', p .. 'ready:' .. pool .. ':' .. tier, member)
+    return nil
+  end
+  local queue = {pool = pool, tier = tier, member = member, stream = stream}
+  move_head(p, queue, string.match(entry, '^%d+'))
+  local r = record_of(p, request)
+  if not r then
+    drop_entry(p, stream, entry)
+  elseif r.state == 'queued' and r.entry == entry then
+    if tonumber(r.expires) > 0 and tonumber(r.expires) <= now then
+      expire(p, request, r)
+    else
+      start(p, request, r, engine, now)
+      return r, work
+    end
+  end
+end
+
+local function read_controls(p, engine)
+  local controls = {}
+  for _, entry in ipairs(redis.call('XRANGE', p .. 'ctl:' .. engine, '-', '+')) do controls[#controls + 1] = entry[2][2] end
+  if #controls > 0 then redis.call('DEL', p .. 'ctl:' .. engine) end
+  return controls
+end
+
+local function pull(_, args)
+  local p, pool, engine, credit, lease_ms = args[1], args[2], args[3], cjson.decode(args[4]), tonumber(args[5])
+  if not redis.call('ZSCORE', p .. 'engines:' .. pool, engine) then return {{}, {}, ''} end
+  local now = clock(p)
+  redis.call('ZADD', p .. 'engines:' .. pool, int(now + lease_ms), engine)
+  local tiers = redis.call('ZRANGE', p .. 'tiers:' .. pool, 0, -1)
+  local works, accounts = {}, {}
+  for _ = 1, SCAN_LIMIT do
+    local tier, member = next_head(p, pool, tiers, credit)
+    if not tier then break end
+    local r, work = take(p, pool, tier, member, engine, now)
+    if r then
+      -- A request of more choices than there is credit is still taken: else it would wait for ever at the head.
+      credit[tier] = credit[tier] - tonumber(r.choices)
+      works[#works + 1] = {work, tonumber(r.epoch), 0}
+      local account = tier .. ':' .. r.tenant
+      accounts[account] = redis.call('HGET', p .. 'vtc:' .. pool, account) or '0'
+    end
+  end
+  local deficits = redis.call('HGETALL', p .. 'deficit:' .. pool)
+  for i = 1, #deficits, 2 do accounts[deficits[i]] = deficits[i + 1] end
+  return {works, read_controls(p, engine), cjson.encode(accounts)}
+end
+
+-- register(prefix, pool, engine, card_hash, card, lease_ms), leave(prefix, pool, engine)
+
+local function register(_, args)
+  local p, pool, engine, card_hash, card, lease_ms = args[1], args[2], args[3], args[4], args[5], tonumber(args[6])
+  local now = clock(p)
+  local key = p .. 'engines:' .. pool
+  local live = redis.call('ZCOUNT', key, '(' .. int(now), '+inf')
+  local mine = redis.call('ZSCORE', key, engine)
+  if mine and tonumber(mine) > now then live = live - 1 end
+  if live > 0 and redis.call('HGET', p .. 'pools', pool) ~= card_hash then return 'card_mismatch' end
+  -- Whoever had this id before knows nothing of its requests any more: registering is always a fresh start.
+  lose_requests(p, engine, now)
+  redis.call('SET', p .. 'era', int(now) .. ':' .. engine, 'NX')
+  redis.call('HSET', p .. 'pools', pool, card_hash)
+  redis.call('SET', p .. 'card:' .. pool, card)
+  redis.call('ZADD', key, int(now + lease_ms), engine)
+  return 'ok'
+end
+
+local function leave(_, args)
+  local p, pool, engine = args[1], args[2], args[3]
+  redis.call('ZREM', p .. 'engines:' .. pool, engine)
+  lose_requests(p, engine, clock(p))
+  return 'ok'
+end
+
+-- renew(prefix, gateway, lease_ms)
+
+local function renew(_, args)
+  local p, gateway, lease_ms = args[1], args[2], tonumber(args[3])
+  open_gateway(p, gateway, clock(p) + lease_ms)
+  return redis.call('ZREM', p .. 'reaped', gateway) == 1 and 0 or 1
+end
+
+-- charge(prefix, pool, charges)
+
+local function charge(_, args)
+  local p, pool, charges = args[1], args[2], cjson.decode(args[3])
+  local function add(key, field, cost)
+    redis.call('HSET', key, field, real((tonumber(redis.call('HGET', key, field)) or 0) + cost))
+  end
+  for _, c in ipairs(charges) do
+    add(p .. 'vtc:' .. pool, c[1] .. ':' .. c[2], c[3])
+    add(p .. 'deficit:' .. pool, c[1], -c[3])
+  end
+  return 'ok'
+end
+
+-- account(prefix, tenant, generation, balance_nano or '', sequence)
+
+local function set_balance(p, tenant, balance, sequence)
+  if balance == '' then return false end
+  local key = p .. 'acct:' .. tenant
+  local known = redis.call('HGET', key, 'sequence')
+  if known and tonumber(known) >= tonumber(sequence) then return false end
+  redis.call('HSET', key, 'balance', balance, 'sequence', sequence)
+  return true
+end
+
+local function account(_, args)
+  local p, tenant, generation, balance, sequence = args[1], args[2], args[3], args[4], args[5]
+  local key = p .. 'acct:' .. tenant
+  local known = redis.call('HGET', key, 'generation')
+  if not known or tonumber(known) < tonumber(generation) then redis.call('HSET', key, 'generation', generation) end
+  return set_balance(p, tenant, balance, sequence) and 1 or 0
+end
+
+-- cancel(prefix, request, reason)
+
+local function cancel(_, args)
+  local p, request, reason = args[1], args[2], args[3]
+  local r = record_of(p, request)
+  if not r then return 'unknown' end
+  if r.state == 'queued' and tonumber(r.attempts) > 0 then
+    -- Re-queued: it has computed and delivered tokens, so its gateway must end it with a Final.
+    leave_queue(p, request, r)
+    redis.call('HSET', p .. 'req:' .. request, 'state', 'lost')
+    return 'lost'
+  elseif r.state == 'queued' then
+    unqueue(p, request, r)
+    return 'queued'
+  elseif r.state == 'running' then
+    redis.call('HSET', p .. 'req:' .. request, 'cancel', reason)
+    order(p, r.engine, 'cancel', request, reason)
+    return 'running'
+  end
+  return 'unknown'
+end
+
+-- finish(prefix, request, epoch, final), declare(prefix, request, final), close(prefix, request, tenant, balance, sequence)
+
+local SERVED = {stop = true, length = true}
+
+local function finish(_, args)
+  local p, request, epoch, final = args[1], args[2], tonumber(args[3]), args[4]
+  local r = record_of(p, request)
+  if not r or (r.state ~= 'running' and r.state ~= 'lost') or tonumber(r.epoch) ~= epoch then return 0 end
+  local reason = cmsgpack.unpack(final)[7]
+  conclude(p, request, r, final, SERVED[reason] or false, clock(p))
+  return 1
+end
+
+-- A Final whose record went with a wiped Redis. Settlement is by request id, so telling it twice is harmless.
+local function declare(_, args)
+  local p, request, final = args[1], args[2], args[3]
+  if redis.call('EXISTS', p .. 'req:' .. request) == 1 then return 0 end
+  redis.call('XADD', p .. 'usage', '*', 'f', final)
+  return 1
+end
+
+local function close(_, args)
+  local p, request, tenant, balance, sequence = args[1], args[2], args[3], args[4], args[5]
+  set_balance(p, tenant, balance, sequence)
+  local r = record_of(p, request)
+  if not r then return 0 end
+  if r.state == 'queued' then
+    unqueue(p, request, r)
+    return 1
+  end
+  -- It is settled, so it is over, even where Redis (restored from an older file) still believes that it runs.
+  if r.state ~= 'finished' then
+    drop_entry(p, r.stream, r.entry)
+    free_slots(p, request, r)
+    settle_claim(p, request, r, false)
+  end
+  unhold(p, r)
+  redis.call('DEL', p .. 'req:' .. request)
+  return 1
+end
+
+-- requeue(prefix, request, epoch, work, max_attempts)
+
+-- A lost request goes back to the queue at its old place, in a queue of its own (a stream can't take an old id).
+local function requeue(_, args)
+  local p, request, epoch, work, max_attempts = args[1], args[2], tonumber(args[3]), args[4], tonumber(args[5])
+  local r = record_of(p, request)
+  if not r or r.state ~= 'lost' or tonumber(r.epoch) ~= epoch then return 'stale' end
+  if tonumber(r.attempts) >= max_attempts then
+    redis.call('XADD', p .. 'dead', 'MAXLEN', DEAD_LENGTH, '*', 'r', request, 'w', work, 'engine', r.engine)
+    return 'poison'
+  end
+  drop_entry(p, r.stream, r.entry)
+  r.member, r.expires = '~' .. request, '0'
+  enqueue(p, request, r, work)
+  redis.call('HSET', p .. 'req:' .. request, 'state', 'queued', 'member', r.member, 'stream', r.stream, 'entry', r.entry,
+    'expires', '0')
+  return 'queued'
+end
+
+-- reap(prefix, max_attempts)
+
+local function reap_gateway(p, gateway, now)
+  local aborted = {}
+  for _, request in ipairs(sorted_members(p .. 'gwreq:' .. gateway)) do
+    local r = record_of(p, request)
+    if r and r.state == 'queued' and tonumber(r.attempts) == 0 then
+      unqueue(p, request, r)
+    elseif r and r.state == 'running' then
+      -- No gateway owns it any more, not even one that comes back under the same id.
+      redis.call('HSET', p .. 'req:' .. request, 'cancel', 'gateway_lost', 'gateway', '')
+      order(p, r.engine, 'cancel', request, 'gateway_lost')
+    elseif r and (r.state == 'lost' or r.state == 'queued') then
+      if r.state == 'queued' then leave_queue(p, request, r) end
+      conclude(p, request, r, final_of_orphan(request, r, now), false, now)
+    end
+    if r then table.insert(aborted, request) end
+  end
+  redis.call('ZREM', p .. 'gateways', gateway)
+  redis.call('ZADD', p .. 'reaped', int(now), gateway)
+  redis.call('DEL', p .. 'gwreq:' .. gateway, p .. 'replies:' .. gateway)
+  return aborted
+end
+
+local function armed(p, now)
+  local key = p .. 'tick'
+  local tick = redis.call('HMGET', key, 'at', 'armed')
+  local since = tonumber(tick[2])
+  if not tick[1] or now - tonumber(tick[1]) > TICK_LEASE_MS then since = now + TICK_LEASE_MS end
+  redis.call('HSET', key, 'at', int(now), 'armed', int(since))
+  return now >= since
+end
+
+local function append(target, items)
+  for _, item in ipairs(items) do target[#target + 1] = item end
+end
+
+local function reap(_, args)
+  local p = args[1]
+  local now = clock(p)
+  local engines, gateways, lost, aborted = {}, {}, {}, {}
+  for _, request in ipairs(redis.call('ZRANGE', p .. 'expiry', '-inf', int(now), 'BYSCORE', 'LIMIT', 0, REAP_LIMIT)) do
+    local r = record_of(p, request)
+    if r and r.state == 'queued' then expire(p, request, r) else redis.call('ZREM', p .. 'expiry', request) end
+  end
+  if not armed(p, now) then return {engines, gateways, lost, aborted} end
+  redis.call('ZREMRANGEBYSCORE', p .. 'reaped', '-inf', int(now - REMEMBER_REAPED_MS))
+  for _, gateway in ipairs(redis.call('ZRANGE', p .. 'gateways', '-inf', int(now), 'BYSCORE')) do
+    gateways[#gateways + 1] = gateway
+    append(aborted, reap_gateway(p, gateway, now))
+  end
+  local pools = redis.call('HKEYS', p .. 'pools')
+  table.sort(pools)
+  for _, pool in ipairs(pools) do
+    for _, engine in ipairs(redis.call('ZRANGE', p .. 'engines:' .. pool, '-inf', int(now), 'BYSCORE')) do
+      engines[#engines + 1] = engine
+      redis.call('ZREM', p .. 'engines:' .. pool, engine)
+      append(lost, lose_requests(p, engine, now))
+    end
+  end
+  return {engines, gateways, lost, aborted}
+end
+
+-- What frees memory must also work when memory is short.
+local FREEING = {'allow-oom'}
+
+redis.register_function('{library}_admit', admit)
+redis.register_function('{library}_pull', pull)
+redis.register_function('{library}_register', register)
+redis.register_function('{library}_renew', renew)
+redis.register_function('{library}_charge', charge)
+redis.register_function('{library}_account', account)
+redis.register_function('{library}_requeue', requeue)
+redis.register_function{function_name = '{library}_leave', callback = leave, flags = FREEING}
+redis.register_function{function_name = '{library}_cancel', callback = cancel, flags = FREEING}
+redis.register_function{function_name = '{library}_finish', callback = finish, flags = FREEING}
+redis.register_function{function_name = '{library}_declare', callback = declare, flags = FREEING}
+redis.register_function{function_name = '{library}_close', callback = close, flags = FREEING}
+redis.register_function{function_name = '{library}_reap', callback = reap, flags = FREEING}

@@ -27,6 +27,7 @@ __all__ = [
     "Cancelled",
     "Claim",
     "Functions",
+    "Pull",
     "Pulled",
     "Reaped",
     "Verdict",
@@ -68,6 +69,8 @@ class Admission:
     prompt_tokens: int
     lease_ms: int = 3000
     claim: Claim | None = None
+    expires_ms: int = 0
+    """As in `Work`: wall time after which a still queued request is ended with code `queue_timeout` (0: never)."""
     limits: tuple[tuple[str, int, int, int], ...] = ()
     """Rate limits (name, capacity, refill per minute, cost): token buckets `rl:{tenant}:{name}`."""
 
@@ -76,6 +79,9 @@ class Admission:
 class Verdict:
     """`code` is "ok" or one of: stale_principal, no_engine, concurrency_limit, rate_limit, tenant_queue_full,
     tier_queue_full, insufficient_quota, idempotency_in_flight, idempotency_conflict, idempotency_replay.
+
+    `stale_principal` with detail "balance": the account is not in Redis (it was wiped); read it from the ledger, call
+    `account`, admit again. The detail of an idempotency code is the request id that holds the claim.
 
     `depth` is the tier's queue depth after (ok) or at (refused) admission; `retry_after_s` from the measured drain rate
     (None: unknown). `detail` names the limit; `limits` is (name, capacity, remaining, reset seconds) of each rate limit.
@@ -107,30 +113,38 @@ class Pull:
     controls: tuple[bytes, ...]
     """Encoded `Control` messages for this engine, each delivered once."""
     accounts: dict[str, float] = field(default_factory=dict)
-    """Deficits (`tier`) and counters (`tier:tenant`) of the pool after the pull."""
+    """The pool's deficits (`tier`) and, of the tenants of `works`, the counters (`tier:tenant`)."""
+    registered: bool = True
+    """False: the engine's lease was lost (reaped, or Redis was wiped); it must register again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """`was`: "queued" (gone, nothing was computed, hold and slot freed), "running" (order sent) or "unknown"."""
+    """`was`: "queued" (gone, nothing was computed, hold and slot freed), "running" (order sent), "unknown", or "lost"
+    (re-queued after its engine died, now out of the queue: its gateway finishes it with the raised epoch)."""
 
     was: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """What `reap` found. Each is (request, gateway): told to the gateway through a `lost` Delta by the function itself."""
+    """What `reap` found and did, as ids. The gateways of lost requests are told by the function itself (error Delta)."""
 
     dead_engines: tuple[str, ...]
     dead_gateways: tuple[str, ...]
     lost: tuple[str, ...]
-    """Requests whose engine died (their gateway now owns finishing them)."""
+    """Requests whose engine died. Their gateway now owns finishing them; where it is dead too they are finished here."""
     aborted: tuple[str, ...]
-    """Requests whose gateway died: cancelled if queued, ordered to stop if running."""
+    """Requests whose gateway died: cancelled if queued, ordered to stop if running, finished if lost."""
 
 
 def _strings(values: Sequence[Any]) -> tuple[str, ...]:
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in values)
+
+
+def _money(nano: int | None) -> int | str:
+    """Functions read an empty string as "no balance given" (a postpaid tenant)."""
+    return "" if nano is None else nano
 
 
 class _Codec:
@@ -158,6 +172,7 @@ class _Codec:
             works=tuple(Pulled(work=w[0], epoch=int(w[1]), by_floor=bool(int(w[2]))) for w in works),
             controls=tuple(controls),
             accounts={k: float(v) for k, v in json.loads(accounts).items()} if accounts else {},
+            registered=bool(accounts),
         )
 
     @staticmethod
@@ -165,7 +180,20 @@ class _Codec:
         return Reaped(*(_strings(part) for part in raw))
 
 
-class Functions:
+class _Library:
+    """Name and source of the library; the tests load a variant whose clock they set."""
+
+    library = LIBRARY
+    clock = "wall_ms"
+    """A Lua expression: a function from the key prefix to milliseconds. Only ever another in tests."""
+
+    @classmethod
+    def source(cls) -> str:
+        """The Lua source with its placeholders filled."""
+        return _SOURCE.replace("{library}", cls.library).replace("{now}", cls.clock)
+
+
+class Functions(_Library):
     """Blocking caller (engines, tests, settler tools). Not for the event loop."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
@@ -173,16 +201,16 @@ class Functions:
 
     def _call(self, name: str, *args: Any) -> Any:
         try:
-            return self.redis.fcall(f"{LIBRARY}_{name}", 0, self.keys.prefix, *args)
+            return self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
             self.load()
-            return self.redis.fcall(f"{LIBRARY}_{name}", 0, self.keys.prefix, *args)
+            return self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
 
     def load(self) -> None:
         """Load the library; harmless when it is there."""
-        self.redis.function_load(_library(), replace=True)
+        self.redis.function_load(self.source(), replace=True)
 
     def admit(self, admission: Admission, work: bytes) -> Verdict:
         """Check every dimension, then commit all and enqueue; a refusal consumes nothing."""
@@ -216,18 +244,32 @@ class Functions:
 
     def close(self, request: str, tenant: str, balance_nano: int | None, sequence: int) -> bool:
         """After settlement: drop the hold, set the absolute balance if `sequence` is newer, forget the request."""
-        return bool(self._call("close", request, tenant, "" if balance_nano is None else balance_nano, sequence))
+        return bool(self._call("close", request, tenant, _money(balance_nano), sequence))
 
-    def reap(self, max_attempts: int = 3) -> Reaped:
-        """Act on lapsed leases of engines and gateways."""
-        return _Codec.reaped(self._call("reap", max_attempts))
+    def declare(self, request: str, final: bytes) -> bool:
+        """Record a Final whose request went with a wiped Redis. False: its record exists, so `finish` is the way."""
+        return bool(self._call("declare", request, final))
+
+    def requeue(self, request: str, epoch: int, work: bytes, max_attempts: int = 3) -> str:
+        """Give a lost request back to the queue, at its old place, with the raised epoch. "queued"; "poison" after
+        `max_attempts` pulls (dead-lettered: its gateway finishes it); "stale" when it is not lost or the epoch is old."""
+        return str(self._call("requeue", request, epoch, work, max_attempts).decode())
+
+    def account(self, tenant: str, generation: int, balance_nano: int | None, sequence: int) -> bool:
+        """Put a tenant's generation and ledger balance in Redis; older generations and sequences change nothing.
+        True when the balance was taken."""
+        return bool(self._call("account", tenant, generation, _money(balance_nano), sequence))
+
+    def reap(self) -> Reaped:
+        """Act on lapsed leases of engines and gateways and on expired queued requests. Call it once a second."""
+        return _Codec.reaped(self._call("reap"))
 
     def renew(self, gateway: str, lease_ms: int = 3000) -> bool:
         """Renew (or open) a gateway's lease. False: it had lapsed and was reaped; its requests are gone."""
         return bool(self._call("renew", gateway, lease_ms))
 
 
-class AsyncFunctions:
+class AsyncFunctions(_Library):
     """The same calls for the event loop (gateway, settler)."""
 
     def __init__(self, redis: AsyncRedis, keys: Keys) -> None:
@@ -235,15 +277,15 @@ class AsyncFunctions:
 
     async def _call(self, name: str, *args: Any) -> Any:
         try:
-            return await self.redis.fcall(f"{LIBRARY}_{name}", 0, self.keys.prefix, *args)
+            return await self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
             await self.load()
-            return await self.redis.fcall(f"{LIBRARY}_{name}", 0, self.keys.prefix, *args)
+            return await self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
 
     async def load(self) -> None:
-        await self.redis.function_load(_library(), replace=True)
+        await self.redis.function_load(self.source(), replace=True)
 
     async def admit(self, admission: Admission, work: bytes) -> Verdict:
         return _Codec.verdict(await self._call("admit", _Codec.admit(admission), work))
@@ -255,15 +297,19 @@ class AsyncFunctions:
         return bool(await self._call("finish", request, epoch, final))
 
     async def close(self, request: str, tenant: str, balance_nano: int | None, sequence: int) -> bool:
-        return bool(await self._call("close", request, tenant, "" if balance_nano is None else balance_nano, sequence))
+        return bool(await self._call("close", request, tenant, _money(balance_nano), sequence))
 
-    async def reap(self, max_attempts: int = 3) -> Reaped:
-        return _Codec.reaped(await self._call("reap", max_attempts))
+    async def declare(self, request: str, final: bytes) -> bool:
+        return bool(await self._call("declare", request, final))
+
+    async def requeue(self, request: str, epoch: int, work: bytes, max_attempts: int = 3) -> str:
+        return str((await self._call("requeue", request, epoch, work, max_attempts)).decode())
+
+    async def account(self, tenant: str, generation: int, balance_nano: int | None, sequence: int) -> bool:
+        return bool(await self._call("account", tenant, generation, _money(balance_nano), sequence))
+
+    async def reap(self) -> Reaped:
+        return _Codec.reaped(await self._call("reap"))
 
     async def renew(self, gateway: str, lease_ms: int = 3000) -> bool:
         return bool(await self._call("renew", gateway, lease_ms))
-
-
-def _library() -> str:
-    """The Lua source under its versioned library name; `{library}` in the file stands for it."""
-    return _SOURCE.replace("{library}", LIBRARY)

@@ -18,11 +18,15 @@ class Keys:
     prefix: str = DEFAULT_PREFIX
 
     def queue(self, pool: str, tier: str, tenant: str) -> str:
-        """Stream of `Work` (field `w`), one per tenant and tier."""
+        """Stream of `Work` (fields `r`: request id, `w`), one per tenant and tier; entry ids are arrival numbers."""
         return f"{self.prefix}q:{pool}:{tier}:{tenant}"
 
+    def tiers(self, pool: str) -> str:
+        """Sorted set: tier names of the pool by rank."""
+        return f"{self.prefix}tiers:{pool}"
+
     def ready(self, pool: str, tier: str) -> str:
-        """Sorted set: tenants with queued work in the tier, by the policy's score."""
+        """Sorted set: tenants with queued work in the tier, by the arrival number of their oldest request."""
         return f"{self.prefix}ready:{pool}:{tier}"
 
     def depth(self, pool: str) -> str:
@@ -36,6 +40,10 @@ class Keys:
     def deficits(self, pool: str) -> str:
         """Hash: tier deficits in token cost."""
         return f"{self.prefix}deficit:{pool}"
+
+    def drain(self, pool: str) -> str:
+        """Hash: moving average of the time between two pulls (`tier:gap`, ms) and the last one (`tier:last`)."""
+        return f"{self.prefix}drain:{pool}"
 
     def wake(self, name: str) -> str:
         """List that wakes an idle engine: of a pool, or of one engine."""
@@ -53,7 +61,42 @@ class Keys:
         """Hash: generation, balance, sequence, held (nano-units)."""
         return f"{self.prefix}acct:{tenant}"
 
+    def bucket(self, tenant: str, name: str) -> str:
+        """Hash: token bucket of a rate limit (`level`, `at`)."""
+        return f"{self.prefix}rl:{tenant}:{name}"
+
+    @property
+    def arrivals(self) -> str:
+        """Counter: the arrival number of the newest admitted request."""
+        return f"{self.prefix}arrivals"
+
+    @property
+    def expiry(self) -> str:
+        """Sorted set: queued requests by the time they expire (ms)."""
+        return f"{self.prefix}expiry"
+
+    @property
+    def dead(self) -> str:
+        """Capped stream of poison requests (fields `r`, `w`, `engine`)."""
+        return f"{self.prefix}dead"
+
+    @property
+    def era(self) -> str:
+        """String, set once by the first engine to register: a change means that Redis lost its data."""
+        return f"{self.prefix}era"
+
+    @property
+    def tick(self) -> str:
+        """Hash: when `reap` last ran (`at`) and from when on it acts (`armed`)."""
+        return f"{self.prefix}tick"
+
+    @property
+    def reaped(self) -> str:
+        """Sorted set: gateways whose lapse `renew` has not told them yet."""
+        return f"{self.prefix}reaped"
+
     def idempotency(self, tenant: str, key: str) -> str:
+        """Hash: digest, request, state (in_flight, finished), expires (ms); the gateway adds the result."""
         return f"{self.prefix}idem:{tenant}:{key}"
 
     def replies(self, gateway: str) -> str:
