@@ -1,0 +1,82 @@
+"""Reads of the business record, each limited to what the asking user may see."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+
+from tenants.models import ApiKey, AuditEvent, Membership, Project, Tenant, Tier, TierTarget, User
+
+__all__ = [
+    "api_keys",
+    "audit_events",
+    "may",
+    "projects",
+    "targets_at",
+    "tenant_for",
+    "tenants_for",
+    "tiers",
+    "visible_slugs",
+]
+
+Role = Membership.Role
+MANAGES: frozenset[str] = frozenset({Role.OWNER, Role.ADMIN})
+SEES_MONEY: frozenset[str] = frozenset({Role.OWNER, Role.ADMIN, Role.FINANCE})
+SEES: frozenset[str] = frozenset(Role.values)
+
+
+def tenants_for(user: User, roles: frozenset[str] = SEES) -> QuerySet[Tenant]:
+    """Tenants in which the user has one of the roles; all of them for an operator."""
+    tenants = Tenant.objects.select_related("tier")
+    if user.is_active and user.is_staff:
+        return tenants
+    if not user.is_active:
+        return tenants.none()
+    return tenants.filter(memberships__user=user, memberships__role__in=roles)
+
+
+def visible_slugs(user: User) -> frozenset[str]:
+    """Slugs of the tenants that the user may look at."""
+    return frozenset(tenants_for(user).values_list("slug", flat=True))
+
+
+def may(user: User, tenant: Tenant, roles: frozenset[str]) -> bool:
+    """Whether the user has one of the roles with the tenant."""
+    return tenants_for(user, roles).filter(pk=tenant.pk).exists()
+
+
+def tenant_for(user: User, slug: str, roles: frozenset[str] = SEES) -> Tenant:
+    """The tenant, or PermissionDenied: the same for one that doesn't exist, so that names can't be guessed."""
+    tenant = tenants_for(user, roles).filter(slug=slug).first()
+    if tenant is None:
+        raise PermissionDenied
+    return tenant
+
+
+def projects(user: User) -> QuerySet[Project]:
+    return Project.objects.select_related("tenant").filter(tenant__in=tenants_for(user))
+
+
+def api_keys(user: User) -> QuerySet[ApiKey]:
+    return ApiKey.objects.select_related("project__tenant").filter(project__tenant__in=tenants_for(user))
+
+
+def audit_events(user: User) -> QuerySet[AuditEvent]:
+    """Events of the tenants the user manages; an operator also sees those of the installation."""
+    if user.is_active and user.is_staff:
+        return AuditEvent.objects.all()
+    return AuditEvent.objects.filter(tenant__in=tenants_for(user, MANAGES).values("slug"))
+
+
+def tiers() -> list[Tier]:
+    """All tiers, best first."""
+    return list(Tier.objects.order_by("rank"))
+
+
+def targets_at(tier: str, at: datetime) -> tuple[int, int] | None:
+    """(TTFT, TPOT) targets in ms in force at a time; before the first, the first. None: no such tier."""
+    history = TierTarget.objects.filter(tier__name=tier)
+    row = history.filter(since__lte=at).order_by("-since").first() or history.order_by("since").first()
+    return (row.ttft_ms, row.tpot_ms) if row else None
