@@ -1,0 +1,97 @@
+"""From messages or prompts to token ids, in a thread and under a byte cap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from engine.protocol.messages import ModelCard
+from engine.text import TemplateError, Tokenizer
+from gateway.errors import ApiError
+
+__all__ = ["Prompts"]
+
+T = TypeVar("T")
+
+_THREADS = 2
+_BYTES_PER_TOKEN = 64
+"""No tokenizer here has tokens this long on average over a whole prompt: more bytes than this can't fit the context."""
+
+
+class Prompts:
+    """Tokenizers by card, and the threads they run in. The library releases the interpreter lock while it encodes."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
+        self._tokenizers: dict[str, Tokenizer] = {}
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def chat(
+        self, card: ModelCard, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> tuple[tuple[int, ...], ...]:
+        """The ids of a conversation."""
+        _check_size(card, sum(len(m.get("content") or "") for m in messages), "messages")
+
+        def encode() -> tuple[tuple[int, ...], ...]:
+            try:
+                return (tuple(self.tokenizer(card).chat(messages, tools=tools)),)
+            except TemplateError as error:
+                raise ApiError("invalid_value", f"The messages do not fit this model: {error}.", param="messages") from None
+
+        return await self.off_loop(encode)
+
+    async def completion(
+        self, card: ModelCard, prompts: Sequence[str | list[int]]
+    ) -> tuple[tuple[int, ...], ...]:
+        """The ids of each prompt. Given ids are checked against the vocabulary."""
+        _check_size(card, max(len(p) for p in prompts if isinstance(p, str)) if _any_text(prompts) else 0, "prompt")
+
+        def encode() -> tuple[tuple[int, ...], ...]:
+            return tuple(self._ids(card, prompt) for prompt in prompts)
+
+        return await self.off_loop(encode)
+
+    def _ids(self, card: ModelCard, prompt: str | list[int]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            ids = tuple(self.tokenizer(card).encode(prompt, special=True))
+            # An empty prompt means: begin. A model without a BOS token begins with its end-of-text token.
+            start = card.bos_id if card.bos_id is not None else (card.eos_ids[0] if card.eos_ids else None)
+            if not ids and start is None:
+                raise ApiError("invalid_value", "The prompt is empty.", param="prompt")
+            return ids or (start,)  # type: ignore[return-value]
+        for token in prompt:
+            if not 0 <= token < card.vocab_size:
+                raise ApiError(
+                    "invalid_value", f"{token} is not a token id of this model (0 to {card.vocab_size - 1}).", param="prompt"
+                )
+        return tuple(prompt)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run in a tokenizer thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def tokenizer(self, card: ModelCard) -> Tokenizer:
+        """The card's tokenizer; making one takes about a second, so call it in a tokenizer thread."""
+        known = self._tokenizers.get(card.hash)
+        if known is None:
+            known = self._tokenizers[card.hash] = Tokenizer(card)
+        return known
+
+
+def _any_text(prompts: Sequence[str | list[int]]) -> bool:
+    return any(isinstance(p, str) for p in prompts)
+
+
+def _check_size(card: ModelCard, length: int, param: str) -> None:
+    """A text that can't fit is refused before it costs a second of tokenising."""
+    if length > card.context_length * _BYTES_PER_TOKEN:
+        raise ApiError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {card.context_length} tokens. However, your {param} are far longer "
+            f"({length} characters). Please reduce the length of the {param}.",
+            param=param,
+        )

@@ -1,0 +1,102 @@
+"""Fields and rules that chat and text completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from gateway.errors import ApiError
+
+__all__ = ["GenerationRequest", "StreamOptions", "check_bias", "invalid", "stops_of", "unsupported"]
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 512
+MAX_BIASES = 1024
+
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What both kinds of completion take. Null means absent. Unknown fields are tolerated, as clients run ahead of servers."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: Positive | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    seed: Int64 | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    # Extensions of ours.
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+
+    def check(self) -> None:
+        """Rules between fields."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is true.")
+        stops_of(self.stop)
+        if self.stop_token_ids is not None and len(self.stop_token_ids) > 64:
+            raise invalid("stop_token_ids", "'stop_token_ids' holds at most 64 ids.")
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def invalid(param: str, message: str) -> ApiError:
+    return ApiError("invalid_value", message, param=param)
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    return ApiError("unsupported_parameter", f"'{param}' is not supported: {why}", param=param)
+
+
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings: at most four, none empty."""
+    if stop is None:
+        return ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"'stop' holds at most {MAX_STOPS} strings.")
+    for text in stops:
+        if not text:
+            raise invalid("stop", "A stop string can't be empty.")
+        if len(text) > MAX_STOP_CHARS:
+            raise invalid("stop", f"A stop string has at most {MAX_STOP_CHARS} characters.")
+    return tuple(dict.fromkeys(stops))
+
+
+def check_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    """Token ids inside the vocabulary, biases between -100 and 100."""
+    if not bias:
+        return {}
+    if len(bias) > MAX_BIASES:
+        raise invalid("logit_bias", f"'logit_bias' holds at most {MAX_BIASES} tokens.")
+    checked = {}
+    for key, value in bias.items():
+        token = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
+        if not 0 <= token < vocab_size:
+            raise invalid("logit_bias", f"'{key[:32]}' is not a token id of this model (0 to {vocab_size - 1}).")
+        if not -100 <= value <= 100:
+            raise invalid("logit_bias", "A bias is between -100 and 100.")
+        checked[token] = value
+    return checked

@@ -1,0 +1,54 @@
+"""`POST /v1/completions`: a prompt as text, texts, token ids, or lists of token ids."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from gateway.api.schemas.common import GenerationRequest, invalid, unsupported
+
+__all__ = ["DEFAULT_MAX_TOKENS", "MAX_PROMPTS", "CompletionRequest"]
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this route."""
+MAX_PROMPTS = 128
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix:
+            raise unsupported("suffix", "the models here do not fill in the middle.")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            if self.best_of < (self.n or 1):
+                raise invalid("best_of", "'best_of' must not be smaller than 'n'.")
+            raise unsupported("best_of", "choose among 'n' answers yourself.")
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "'max_tokens' must be at least 1.")
+        prompts = self.prompts()
+        if len(prompts) * (self.n or 1) > MAX_PROMPTS:
+            raise invalid("prompt", f"At most {MAX_PROMPTS} answers can be asked for at once (prompts times 'n').")
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt: its text, or its token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise invalid("prompt", "'prompt' is an empty list.")
+        kinds = {type(p) for p in prompt}
+        if kinds == {int}:
+            return [prompt]  # type: ignore[list-item]
+        if kinds == {str} or kinds == {list}:
+            if any(p == [] for p in prompt):
+                raise invalid("prompt", "A list of token ids in 'prompt' is empty.")
+            return prompt  # type: ignore[return-value]
+        raise invalid("prompt", "'prompt' is a string, a list of strings, a list of token ids or a list of such lists.")

@@ -1,0 +1,206 @@
+"""Everything of one data-plane process that talks to Redis: lease, replies, cancels, and what engines leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Coroutine
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from engine.protocol.functions import AsyncFunctions
+from engine.protocol.keys import Keys
+from engine.protocol.messages import Delta, Final, Timeline, encode
+from gateway.dispatch.flight import Flight, Route, Trail
+from gateway.dispatch.reader import ReplyReader
+from gateway.dispatch.recorder import Recorder
+from gateway.dispatch.redis import connect
+from gateway.dispatch.registry import Registry
+from gateway.dispatch.reply import Reply
+from gateway.errors import ApiError
+
+__all__ = ["LEASE_MS", "Dispatcher"]
+
+log = logging.getLogger(__name__)
+
+LEASE_MS = 3000
+_TICK_S = 0.75
+"""Lease renewal, reaping and the search for forgotten requests: four times within a lease."""
+_FORGOTTEN_TICKS = 2
+"""A request must be missing in Redis this many ticks in a row: its last delta may still be on the way."""
+
+
+class Dispatcher:
+    """Owns the streams of this process. `start` and `stop` belong to the process's lifespan."""
+
+    def __init__(self, redis_url: str, prefix: str, gateway: str) -> None:
+        self.gateway = gateway
+        self.keys = Keys(prefix)
+        self.redis = connect(redis_url)
+        # Longer than the block: a quiet stream is no dead connection.
+        self._reading = connect(redis_url, connections=2, timeout_s=5.0)
+        self.functions = AsyncFunctions(self.redis, self.keys)
+        self.recorder = Recorder(self.redis, self.keys)
+        self.registry = Registry(self.redis, self.keys)
+        self._reader = ReplyReader(self._reading, self.keys.replies(gateway), self._deliver)
+        self._flights: dict[str, Flight] = {}
+        self._missing: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self.renewed_at = float("-inf")
+
+    async def start(self) -> None:
+        self.recorder.start()
+        self._loops = [
+            asyncio.create_task(self._reader.run(), name="reply reader"),
+            asyncio.create_task(self._ticks(), name="gateway tick"),
+        ]
+
+    async def stop(self) -> None:
+        """End what is still open, write what is still to write, let the lease lapse."""
+        for flight in list(self._flights.values()):
+            self.abandon(flight, "shutdown")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2)
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self.recorder.stop()
+        await self._reading.aclose()
+        await self.redis.aclose()
+
+    @property
+    def connected(self) -> bool:
+        """The lease is held, so Redis answered within the last lease."""
+        return time.monotonic() - self.renewed_at < LEASE_MS / 1000
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def open(self, route: Route, choices: int, trail: Trail, received: float, received_ms: int) -> Flight:
+        """Listen for a request's deltas. Before it is enqueued, so that none can come too early."""
+        reply = Reply(route.request, choices)
+        flight = Flight(route, reply, trail, self.recorder, received, received_ms)
+        self._flights[route.request] = flight
+        return flight
+
+    def forget(self, flight: Flight) -> None:
+        """The request was refused, so nothing will come."""
+        self._flights.pop(flight.route.request, None)
+
+    def abandon(self, flight: Flight, reason: str) -> None:
+        """The client is gone, or must go: stop the request wherever it is (I4). The flight stays until the engine is done."""
+        if flight.route.request in self._flights and not flight.stopping:
+            flight.stopping = True
+            self.spawn(self._cancel(flight, reason))
+        flight.reply.fail(ApiError("shutting_down", "The request was stopped."))
+
+    def abandon_slow(self, flight: Flight) -> None:
+        """The client does not read: its stream alone ends (I3). Its task may be stuck in a send, so that is cut off too."""
+        self.abandon(flight, "slow_client")
+        if flight.consumer is not None:
+            flight.consumer.cancel()
+
+    async def _cancel(self, flight: Flight, reason: str) -> None:
+        request = flight.route.request
+        for pause_s in (0.1, 0.3, 1.0, 3.0, 0.0):
+            try:
+                was = (await self.functions.cancel(request, reason)).was
+                break
+            except (RedisError, OSError) as error:
+                log.warning("cancel of %s waits for Redis: %s", request, error)
+                await asyncio.sleep(pause_s)
+        else:
+            return
+        if was == "lost":
+            await self._settle_lost(flight, flight.reply.epoch)
+        if was != "running":
+            self._flights.pop(request, None)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do this apart from any request; `stop` waits for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what engines send --------------------------------------------------------------------------------------------
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        flights = self._flights
+        for delta in deltas:
+            flight = flights.get(delta.request)
+            if flight is None:
+                continue
+            if delta.code == "engine_lost":
+                self.spawn(self._settle_lost(flight, delta.epoch))
+            flight.reply.feed(delta)
+            if delta.last:
+                flights.pop(delta.request, None)
+
+    async def _settle_lost(self, flight: Flight, epoch: int) -> None:
+        """An engine died with this request: only this process knows what was delivered, so it writes the one Final."""
+        route = flight.route
+        final = Final(
+            request=route.request,
+            epoch=epoch,
+            pool=route.pool,
+            tier=route.tier,
+            tenant=route.tenant,
+            engine="",
+            reason="lost",
+            prompt_tokens=route.prompt_tokens,
+            cached_tokens=flight.reply.cached_tokens,
+            completion_tokens=flight.reply.received_tokens,
+            wasted_tokens=0,
+            engine_s=0.0,
+            joules=0.0,
+            timeline=Timeline(),
+            at_ms=int(time.time() * 1000),
+            code="engine_lost",
+        )
+        for pause_s in (0.1, 0.3, 1.0, 3.0, 0.0):
+            try:
+                await self.functions.finish(route.request, epoch, encode(final))
+                return
+            except (RedisError, OSError) as error:
+                log.warning("settling %s waits for Redis: %s", route.request, error)
+                await asyncio.sleep(pause_s)
+
+    # -- the tick -----------------------------------------------------------------------------------------------------
+
+    async def _ticks(self) -> None:
+        while True:
+            try:
+                await self._tick()
+            except (RedisError, OSError) as error:
+                log.warning("gateway tick: %s", error)
+            await asyncio.sleep(_TICK_S)
+
+    async def _tick(self) -> None:
+        if not await self.functions.renew(self.gateway, LEASE_MS):
+            self._fail_all("This gateway lost its lease; its requests were ended.")
+        self.renewed_at = time.monotonic()
+        await self.functions.reap()
+        await self._find_forgotten()
+
+    def _fail_all(self, message: str) -> None:
+        flights, self._flights = self._flights, {}
+        for flight in flights.values():
+            flight.reply.fail(ApiError("queue_lost", message))
+
+    async def _find_forgotten(self) -> None:
+        """After a wipe of Redis nothing will ever come for its requests: they end with a retryable error (I5)."""
+        requests = [r for r, flight in self._flights.items() if time.monotonic() - flight.received > _TICK_S]
+        if not requests:
+            self._missing.clear()
+            return
+        known = await cast(
+            "Awaitable[list[int]]", self.redis.smismember(self.keys.gateway_requests(self.gateway), requests)
+        )
+        missing = {r: self._missing.get(r, 0) + 1 for r, held in zip(requests, known, strict=True) if not held}
+        for request, ticks in missing.items():
+            if ticks >= _FORGOTTEN_TICKS and (flight := self._flights.pop(request, None)) is not None:
+                flight.reply.fail(ApiError("queue_lost", "The queue was restarted and lost this request."))
+        self._missing = {r: t for r, t in missing.items() if t < _FORGOTTEN_TICKS}

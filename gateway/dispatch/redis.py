@@ -1,0 +1,28 @@
+"""How this process talks to Redis."""
+
+from __future__ import annotations
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+__all__ = ["connect"]
+
+
+def connect(url: str, *, connections: int = 32, timeout_s: float = 2.0) -> Redis:
+    """A client that fails within `timeout_s` when the server is away, so that a request gets its error in time.
+
+    One retry only: it mends a connection that a restarted server has dropped, without hiding an outage.
+    """
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=connections,
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(ExponentialBackoff(cap=0.1, base=0.02), 1),
+        retry_on_error=[RedisConnectionError, RedisTimeoutError],
+    )
+    return Redis(connection_pool=pool)

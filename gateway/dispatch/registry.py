@@ -1,0 +1,87 @@
+"""The models this cell serves: cards by pool, read from Redis where engines publish them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from redis.asyncio import Redis
+
+from engine.protocol.keys import Keys
+from engine.protocol.messages import PROTOCOL_VERSION, ModelCard, decode
+
+__all__ = ["Model", "Registry"]
+
+_FRESH_S = 1.0
+_MISS_FRESH_S = 0.2
+"""An unknown model name asks Redis again at most this often, so that a new pool is seen at once and a guesser costs little."""
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A pool and its card."""
+
+    pool: str
+    card: ModelCard
+    live: int
+    """Engines of the pool whose lease is running."""
+
+
+class Registry:
+    """A cached view, at most a second old. While Redis is away the last view stands."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis, self._keys = redis, keys
+        self._models: dict[str, Model] = {}
+        self._names: dict[str, Model] = {}
+        self._read_at = 0.0
+        self._lock = asyncio.Lock()
+
+    async def find(self, name: str) -> Model | None:
+        """The model of that name or alias."""
+        await self._refresh(_FRESH_S)
+        model = self._names.get(name)
+        if model is None:
+            await self._refresh(_MISS_FRESH_S)
+            model = self._names.get(name)
+        return model
+
+    async def all(self) -> list[Model]:
+        """All models, by name."""
+        await self._refresh(_FRESH_S)
+        return [self._models[pool] for pool in sorted(self._models)]
+
+    async def _refresh(self, max_age_s: float) -> None:
+        if time.monotonic() - self._read_at < max_age_s:
+            return
+        async with self._lock:
+            if time.monotonic() - self._read_at < max_age_s:
+                return
+            await self._read()
+            self._read_at = time.monotonic()
+
+    async def _read(self) -> None:
+        hashes = {p.decode(): h.decode() for p, h in (await self._redis.hgetall(self._keys.pools)).items()}
+        pools = sorted(hashes)
+        now_ms = int(time.time() * 1000)
+        pipe = self._redis.pipeline(transaction=False)
+        for pool in pools:
+            pipe.zcount(self._keys.engines(pool), now_ms, "+inf")
+            known = self._models.get(pool)
+            if known is None or known.card.hash != hashes[pool]:
+                pipe.get(self._keys.card(pool))
+        answers = iter(await pipe.execute())
+        models: dict[str, Model] = {}
+        for pool in pools:
+            live = int(next(answers))
+            known = self._models.get(pool)
+            card = known.card if known is not None and known.card.hash == hashes[pool] else _card(next(answers))
+            if card is not None and card.protocol == PROTOCOL_VERSION:
+                models[pool] = Model(pool, card, live)
+        self._models = models
+        self._names = {alias: m for m in models.values() for alias in m.card.aliases}
+        self._names |= {m.card.model: m for m in models.values()} | models
+
+
+def _card(raw: bytes | None) -> ModelCard | None:
+    return decode(raw, ModelCard) if raw else None

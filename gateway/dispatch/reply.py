@@ -1,0 +1,125 @@
+"""What one admitted request receives: deltas in order, each once, through a bounded buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from engine.protocol.messages import Delta
+from gateway.errors import ApiError
+
+__all__ = ["MAX_PENDING", "Reply"]
+
+MAX_PENDING = 2048
+"""Deltas a stream may have waiting for its client (about 200 KB of text) before that stream alone is ended."""
+
+
+class Reply:
+    """The receiving end of one request. `feed` and `fail` are called by the reader, `get` by the one consumer."""
+
+    __slots__ = (
+        "_failure",
+        "_next",
+        "_open",
+        "_pending",
+        "_waiter",
+        "cached_tokens",
+        "ended",
+        "epoch",
+        "limit",
+        "on_overflow",
+        "request",
+    )
+
+    def __init__(self, request: str, choices: int, limit: int = MAX_PENDING) -> None:
+        self.request = request
+        self.limit = limit
+        self.epoch = 0
+        self.ended = False
+        """Nothing more goes to the client than what waits: all choices finished, or the request failed."""
+        self.cached_tokens = 0
+        self.on_overflow: Callable[[], Any] | None = None
+        self._next = [0] * choices
+        self._open = set(range(choices))
+        self._pending: list[Delta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: ApiError | None = None
+
+    @property
+    def received_tokens(self) -> int:
+        return sum(self._next)
+
+    def feed(self, delta: Delta) -> None:
+        """Take one delta from the wire; late, repeated and foreign ones are dropped (I1).
+
+        Also after `fail`: what was computed for a client that is gone still counts.
+        """
+        if delta.epoch < self.epoch:
+            return
+        self.epoch = delta.epoch
+        if delta.finish == "error":
+            self.fail(ApiError(delta.code or "engine_error", delta.detail or "The engine could not finish this request."))
+            return
+        choice = delta.choice
+        if choice not in self._open:
+            return
+        expected = self._next[choice]
+        if delta.start != expected:
+            # A repeat is dropped whole; a hole can't be mended, because text is a function of all ids before it.
+            if delta.start > expected or delta.start + len(delta.tokens) > expected:
+                self.fail(ApiError("engine_error", "The engine's answer has a gap."))
+            return
+        self._next[choice] = expected + len(delta.tokens)
+        if delta.finish is not None:
+            self._open.discard(choice)
+        if not self.ended:
+            self._keep(delta)
+
+    def _keep(self, delta: Delta) -> None:
+        if delta.cached_tokens and delta.start == 0:
+            self.cached_tokens += delta.cached_tokens
+        self._pending.append(delta)
+        if delta.last or not self._open:
+            self.ended = True
+        if len(self._pending) > self.limit:
+            self._overflow()
+        self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """End with an error, after whatever already arrived. The first failure stands."""
+        if not self.ended:
+            self.ended = True
+            self._failure = error
+            self._wake()
+
+    def _overflow(self) -> None:
+        self._pending.clear()
+        self.ended = True
+        self._failure = ApiError("slow_client", "The client reads too slowly.")
+        if self.on_overflow is not None:
+            self.on_overflow()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def get(self, timeout_s: float | None = None) -> list[Delta]:
+        """All deltas that wait, at least one; empty after `timeout_s` or at the end. Raises the failure once it is next."""
+        if not self._pending and not self.ended:
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = loop.call_later(timeout_s, self._wake) if timeout_s is not None else None
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        if self._pending:
+            pending, self._pending = self._pending, []
+            return pending
+        if self._failure is not None:
+            raise self._failure
+        return []

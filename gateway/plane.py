@@ -1,0 +1,76 @@
+"""What one data-plane process is made of, built at its start and taken down at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+
+from django.conf import settings
+
+from gateway.admission.admission import Admission
+from gateway.admission.identity import Identity
+from gateway.admission.prices import Prices
+from gateway.api.prompts import Prompts
+from gateway.dispatch.dispatcher import Dispatcher
+from tenants.billing.selectors import balance_nano, price_facts
+from tenants.principals import find_principal
+
+__all__ = ["Plane", "current"]
+
+log = logging.getLogger(__name__)
+
+
+class Plane:
+    """The parts, wired. `start` may fail only for what no retry can mend; a missing Redis shows in /readyz instead."""
+
+    def __init__(self) -> None:
+        name = settings.SLUICE_GATEWAY_ID or "gw"
+        # A process of its own, also among the workers of one server: reply streams and leases are per process.
+        self.dispatcher = Dispatcher(settings.REDIS_URL, settings.SLUICE_REDIS_PREFIX, f"{name}-{uuid.uuid4().hex[:8]}")
+        self.identity = Identity(find_principal, settings.SLUICE_KEY_PEPPER)
+        self.admission = Admission(self.dispatcher, self.identity, Prices(price_facts), balance_nano)
+        self.prompts = Prompts()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.dispatcher.start()
+        watching = self.identity.watch(self.dispatcher.redis, self.dispatcher.keys)
+        self._watch = asyncio.create_task(watching, name="invalidation")
+        log.info("data plane %s is up", self.dispatcher.gateway)
+
+    async def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self.dispatcher.stop()
+        self.prompts.close()
+
+
+_current: Plane | None = None
+
+
+def current() -> Plane:
+    """The plane of this process. Views may use it; it exists from lifespan startup to shutdown."""
+    if _current is None:
+        raise RuntimeError("the data plane is not running: start it under an ASGI server with lifespan support")
+    return _current
+
+
+async def lifespan(receive: Callable[[], Awaitable[dict]], send: Callable[[dict], Awaitable[None]]) -> None:
+    """The ASGI lifespan protocol: build at startup, take down at shutdown."""
+    global _current
+    await receive()
+    try:
+        _current = Plane()
+        await _current.start()
+    except Exception as error:
+        log.exception("the data plane could not start")
+        await send({"type": "lifespan.startup.failed", "message": str(error)})
+        return
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    plane, _current = _current, None
+    await plane.stop()
+    await send({"type": "lifespan.shutdown.complete"})
