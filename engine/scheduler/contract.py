@@ -53,7 +53,7 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine can take of one tier now: sequence slots and tokens, `evictable` counted apart from what is free."""
+    """What an engine can take of one tier now: slots and tokens, with `evictable` counted apart from what is free."""
 
     slots: int
     tokens: int
@@ -95,6 +95,13 @@ class Scheduling(Protocol):
 
     def room(self, now: float) -> Mapping[int, Room]:
         """Credit by tier: what to offer the queue in the next pull."""
+        ...
+
+    def take_charges(self) -> tuple[tuple[int, str, float], ...]:
+        """Service not yet reported to the queue's accounts: (tier, tenant, weighted cost). Each is told once.
+
+        Send them before the pull whose accounts go into the next `plan`, so that nothing is counted twice.
+        """
         ...
 
     @property

@@ -16,7 +16,7 @@ class Slice:
     """The only unit of work: compute `length` known tokens of `sequence` from position `start` on.
 
     A decode is a slice of one. `samples` says that the slice reaches the last known token, so its last row yields the
-    next one. `drafts` are speculated token ids appended after the known ones, verified in the same step.
+    next one (or, for one-shot work, that this slice ends it). `drafts` are speculated token ids appended after the known ones, verified in the same step.
     """
 
     sequence: int
@@ -63,7 +63,8 @@ class BlockCopy:
 class Park:
     """The sequence leaves the device: its table's blocks `device` are copied to `host`; its table is forgotten.
 
-    Empty tuples mean parked by recompute: nothing is kept. `computed` tokens are held by the copied blocks.
+    Empty tuples mean parked by recompute: nothing is kept, the sequence comes back with a `Start`. `computed` tokens
+    are held by the copied blocks. Device blocks of a swap are not given to anyone else in the same plan.
     """
 
     sequence: int
@@ -74,7 +75,10 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The sequence returns: host blocks are copied into `device`, which become its table. `computed` tokens are valid."""
+    """The sequence returns: `host` blocks are copied into the first of `device`, which become its table.
+
+    `device` may have more blocks than `host` (room to grow). `computed` tokens are valid.
+    """
 
     sequence: int
     host: tuple[int, ...]
@@ -91,7 +95,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the runner does in one step, in this order: drops, parks, restores, starts, extends, copies, then the slices.
+    """What the runner does in one step, in this order: drops, parks, restores, starts, extends, copies, slices.
 
     The order of `slices` is the row order of the batch (total and stable). A plan without slices may still carry the
     other acts. Nothing in the plan has happened until the outcome is committed.

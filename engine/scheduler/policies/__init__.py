@@ -1,0 +1,11 @@
+"""Policies: who goes first, and who may evict whom. They must not know blocks, budgets or how a step is built."""
+
+from collections.abc import Callable
+
+from engine.scheduler.policies.base import Policy
+from engine.scheduler.policies.fcfs import Fcfs
+from engine.scheduler.policies.priority import Priority
+
+__all__ = ["POLICIES", "Policy"]
+
+POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": Fcfs, "priority": Priority, "tiered": Priority}

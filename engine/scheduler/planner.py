@@ -1,0 +1,308 @@
+"""One step, decided on paper: decodes first, then whoever has to catch up, in the policy's order.
+
+A planner lives for one plan. It reads the scheduler's state and spends from a forked ledger; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from engine.kv.table import blocks_for
+from engine.scheduler.contract import Accounts
+from engine.scheduler.forecast import Outlook
+from engine.scheduler.ledger import Ledger
+from engine.scheduler.policies.base import Policy, View
+from engine.scheduler.preemption import Victims, cheapest
+from engine.scheduler.sequence import Sequence, State
+from engine.scheduler.step import BlockCopy, Drop, Extend, Park, Restore, Slice, Start, StepPlan
+
+if TYPE_CHECKING:
+    from engine.scheduler.scheduler import Scheduler
+
+__all__ = ["Planner"]
+
+_TRIES = 8
+"""Candidates that may fail to fit before the plan stops looking: bounds plan time under memory pressure."""
+
+
+class Planner:
+    def __init__(self, scheduler: Scheduler, policy: Policy, now: float, accounts: Accounts | None) -> None:
+        self._s, self._policy, self._config = scheduler, policy, scheduler.config
+        config = scheduler.config
+        self._view = View(now, config, scheduler.cost, scheduler.book, self._hit)
+        self._now, self._size = now, config.block_size
+        self._ledger = Ledger(
+            scheduler.device, scheduler.host, config.max_rows - len(scheduler.running), config.max_step_tokens
+        )
+        self._slices: dict[int, Slice] = {}
+        self._starts: list[Start] = []
+        self._extends: dict[int, Extend] = {}
+        self._copies: list[BlockCopy] = []
+        self._parks: dict[int, Park] = {}
+        self._restores: list[Restore] = []
+        self._outlooks: dict[int, Outlook] = {}
+        self._fresh_groups: set[int] = set()
+        self._evicted: list[tuple[float, ...]] = []  # bands of the sequences this plan parks
+        self._pressed = False
+        self._prefilled = False
+        self._chunk = 0
+        self._context = 0
+
+    def build(self) -> StepPlan:
+        self._relieve()
+        self._decode()
+        self._chunk = self._chunk_budget()
+        self._catch_up()
+        return StepPlan(
+            step=self._s.step,
+            slices=tuple(self._slices.values()),
+            starts=tuple(self._starts),
+            extends=tuple(self._extends.values()),
+            copies=tuple(self._copies),
+            parks=tuple(self._parks.values()),
+            restores=tuple(self._restores),
+            drops=tuple([Drop(n) for n in self._s.dropping]),
+        )
+
+    # Decodes -----------------------------------------------------------------------------------------------------
+
+    def _relieve(self) -> None:
+        """Memory runs out: park the least deserving until what the running ones need in two steps is there.
+
+        Two steps, because blocks that a swap frees can be spent only in the next one.
+        """
+        size, ledger = self._size, self._ledger
+        growing = [s for s in self._s.running.values() if s.known >= len(s.table.blocks) * size and not s.one_shot]
+        if len(growing) <= ledger.device.available:
+            return
+        self._pressed = True
+        keep = min(self._s.running.values(), key=lambda s: (self._policy.band(s, self._view), s.number))
+        victims = Victims(self._s, self._view)
+        short = {s.number for s in growing}
+        for victim in victims.under_pressure(keep):
+            if len(short) <= ledger.device.available + ledger.coming:
+                return
+            short.discard(victim.number)
+            self._park(victim)
+
+    def _decode(self) -> None:
+        """A row for every running sequence that is one token behind."""
+        slices, device, size = self._slices, self._ledger.device, self._size
+        parks = self._parks
+        context = 0
+        for number, s in self._s.running.items():
+            start = s.computed
+            if s.known - start != 1 or not s.generated or number in parks:
+                continue
+            if start == len(s.table.blocks) * size:
+                if not device.available:
+                    continue
+                self._extends[number] = Extend(number, device.take(1))
+            slices[number] = Slice(number, start, 1, True)
+            context += s.known
+        self._context = context
+        self._ledger.tokens -= len(slices)
+
+    def _chunk_budget(self) -> int:
+        """Prefill tokens of this step: the largest chunk after which every decode still meets its TPOT."""
+        room = self._ledger.tokens
+        rows = len(self._slices)
+        if not rows or not self._config.adaptive_chunk:
+            return room
+        view, running = self._view, self._s.running
+        least = min(
+            max(0.5 * s.request.tpot_s, min(view.slack(s), s.request.tpot_s))
+            for s in (running[number] for number in self._slices)
+        )
+        chunk = self._s.cost.largest_prefill(least, rows, self._context)
+        return min(room, max(chunk, self._config.min_chunk))
+
+    # Catching up -------------------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        """Prefilling, parked and waiting sequences in one order; within a band in that order of kinds.
+
+        A parked sequence that does not fit holds back the rest. A waiting one that does not fit lets others pass
+        until its patience is over; then nobody passes it, so what ends makes room for it.
+        """
+        heap = self._candidates()
+        tries = 0
+        while heap and self._chunk > 0 and self._ledger.tokens > 0:
+            _, s, stream = heappop(heap)
+            if s.state is State.RUNNING:
+                self._slice(s, s.computed)
+                continue
+            if self._pressed or self._behind_the_evicted(s):
+                continue
+            if self._admit(s) is False:
+                tries += 1
+                if s.state is State.PARKED or self._parks or tries >= _TRIES or self._impatient(s):
+                    self._pressed = True
+                    continue
+            following = next(stream, None) if stream else None
+            if following is not None:
+                heappush(heap, (self._key(following, 2), following, stream))
+
+    def _candidates(self) -> list[tuple[Any, Sequence, Iterator[Sequence] | None]]:
+        heap: list[tuple[Any, Sequence, Iterator[Sequence] | None]] = []
+        parks, slices = self._parks, self._slices
+        for number, s in self._s.running.items():
+            if number not in slices and number not in parks and (s.known - s.computed > 1 or not s.generated):
+                heap.append((self._key(s, 0), s, None))
+        for s in self._s.parked.values():
+            heap.append((self._key(s, 1), s, None))
+        for stream in self._s.backlog.heads():
+            head = next(stream)
+            heap.append((self._key(head, 2), head, stream))
+        heapify(heap)
+        return heap
+
+    def _key(self, s: Sequence, kind: int) -> tuple[float, ...]:
+        return (*self._policy.band(s, self._view), kind, *self._policy.urgency(s, self._view), s.number)
+
+    def _behind_the_evicted(self, s: Sequence) -> bool:
+        """Who was parked in this very plan comes before newcomers of its class, from the next plan on."""
+        return bool(self._evicted) and self._policy.band(s, self._view) >= min(self._evicted)
+
+    def _impatient(self, s: Sequence) -> bool:
+        return self._now - s.submitted_s > self._config.aging_s
+
+    def _slice(self, s: Sequence, start: int) -> None:
+        """As much of the sequence as the chunk allows."""
+        todo = s.known - start
+        room = max(0, min(self._chunk, self._ledger.tokens))
+        length = todo if self._whole(s) and not (self._prefilled and todo > room) else min(todo, room)
+        self._prefilled = True
+        self._slices[s.number] = Slice(s.number, start, length, length == todo)
+        self._chunk -= length
+        self._ledger.tokens -= length
+
+    def _whole(self, s: Sequence) -> bool:
+        return s.one_shot or self._config.whole_prefill
+
+    def _admit(self, s: Sequence) -> bool | None:
+        """Start or restore a sequence, evicting for it if the policy allows. None: not yet, others may pass."""
+        leader = self._s.leader(s)
+        if (leader is not None and leader.computed < len(s.request.prompt)) or s.request.group in self._fresh_groups:
+            return None  # its sibling's prompt will be shared as soon as it is computed
+        path = self._path(s)
+        if self._whole(s) and self._prefilled and s.known - len(path) * self._size > self._chunk:
+            return None
+        size = self._size
+        need = 0 if s.one_shot else blocks_for(s.known, size) - len(path)
+        if leader is not None:
+            shared = (len(s.request.prompt) - 1) // size
+            need, path = blocks_for(s.known, size) - shared, leader.table.blocks[:shared]
+        if not self._make_room(s, need, path):
+            return False
+        self._ledger.rows -= 1
+        self._ledger.device.pin(path)
+        blocks = self._ledger.device.take(need)
+        if s.host:
+            self._restores.append(Restore(s.number, s.host, blocks, s.computed))
+            self._slice(s, s.computed)
+        elif leader is not None:
+            self._copy_on_write(s, leader, path, blocks)
+        else:
+            if not s.one_shot:
+                self._fresh_groups.add(s.request.group)
+            cached = len(path) * size
+            self._starts.append(Start(s.number, (*path, *blocks), cached))
+            self._slice(s, cached)
+        return True
+
+    def _copy_on_write(self, s: Sequence, leader: Sequence, path: list[int], blocks: tuple[int, ...]) -> None:
+        """A sibling of n > 1: whole prompt blocks are shared, the one both go on writing is copied."""
+        index, prompt = len(path), len(s.request.prompt)
+        if prompt - 1 == index * self._size:
+            self._starts.append(Start(s.number, (*path, *blocks), prompt - 1))
+        else:
+            source = leader.table.blocks[index]
+            self._starts.append(Start(s.number, (*path, source, *blocks[1:]), prompt - 1))
+            self._copies.append(BlockCopy(s.number, index, source, blocks[0]))
+        self._slice(s, prompt - 1)
+
+    def _path(self, s: Sequence) -> list[int]:
+        """Cached blocks the sequence can start on; at least its last token is always computed."""
+        if s.host or s.one_shot or not self._config.prefix_cache:
+            return []
+        taken, path = self._ledger.device.taken, []
+        for node in self._s.device.index.match(s.request.salt, s.tokens, s.known - 1):
+            if node.block in taken:
+                break
+            path.append(node.block)
+        return path
+
+    def _hit(self, s: Sequence) -> int:
+        """Cached tokens of a waiting sequence, kept until the index changes."""
+        if not self._config.prefix_cache or s.one_shot or s.host:
+            return 0
+        version = self._s.device.index.version
+        if s.match is None or s.match[0] != version or s.match[1] != s.known:
+            nodes = self._s.device.index.match(s.request.salt, s.tokens, s.known - 1)
+            s.match = (version, s.known, len(nodes) * self._size)
+        return s.match[2]
+
+    # Room --------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, s: Sequence, need: int, path: list[int]) -> bool:
+        """A row, the blocks of the whole prompt, and a forecast of output that fits; or victims for them."""
+        device, ledger = self._ledger.device, self._ledger
+        need += device.unpinned(path)
+        fits = need <= device.available
+        alone = not self._slices and not self._parks and not self._s.running and not self._starts
+        if ledger.rows > 0 and fits and (alone or self._outlook_fits(s, need * self._size)):
+            return True
+        if not self._config.preempt:
+            return False
+        rows = 1 - ledger.rows
+        blocks = need - device.available - ledger.coming
+        chosen = Victims(self._s, self._view).for_newcomer(s, self._policy, self._parks, rows, blocks)
+        for victim in chosen:
+            self._park(victim)
+        return bool(chosen) and ledger.rows > 0 and need <= device.available
+
+    def _outlook_fits(self, s: Sequence, held: int) -> bool:
+        """Is there room for its output too, beside the growth of those it could not evict later?"""
+        if not self._config.forecast_output or s.one_shot:
+            return True
+        outlook = self._outlooks.get(s.tier) or self._outlook(s)
+        expected = self._s.remaining(s)
+        if not outlook.fits(expected, held):
+            return False
+        for tier, other in self._outlooks.items():
+            if tier >= s.tier:
+                other.add(expected, held)
+        return True
+
+    def _outlook(self, s: Sequence) -> Outlook:
+        scheduler, view = self._s, self._view
+        running = [r for r in scheduler.running.values() if r.number not in self._parks and r.table.blocks]
+        stay = [r for r in running if not (self._config.preempt and self._policy.evicts(s, r, view))]
+        pool = scheduler.device
+        shared = max(0, pool.live * self._size - sum(r.known - r.cached for r in running))
+        members = ((scheduler.remaining(r), r.known - r.cached) for r in stay)
+        self._outlooks[s.tier] = Outlook(members, shared, pool.size * self._size)
+        return self._outlooks[s.tier]
+
+    def _park(self, victim: Sequence) -> None:
+        """Take a running sequence out of this step; what the plan had in mind for it is undone on paper."""
+        number, ledger = victim.number, self._ledger
+        if self._slices.pop(number, None):
+            ledger.tokens += 1
+        extend = self._extends.pop(number, None)
+        if extend is not None:
+            ledger.device.undo(extend.blocks)
+        self._outlooks.clear()
+        self._evicted.append(self._policy.band(victim, self._view))
+        ledger.rows += 1
+        count = blocks_for(victim.computed, self._size)
+        if cheapest(self._s, victim, ledger.host.available).swap:
+            device = tuple(victim.table.blocks[:count])
+            self._parks[number] = Park(number, device, ledger.host.take(count), victim.computed)
+            ledger.coming += sum(1 for b in victim.table.blocks if self._s.device.refs[b] == 1)
+        else:
+            self._parks[number] = Park(number, (), (), 0)
+            ledger.device.give(victim.table.blocks)
