@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Owner", "die_with_parent", "run", "server_owner", "spawn", "stop"]
+__all__ = ["Owner", "die_with_parent", "kill_group", "run", "server_owner", "spawn", "stop"]
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -65,14 +65,18 @@ def spawn(
     owner: Owner | None = None,
     death_signal: int = signal.SIGKILL,
     cwd: Path | None = None,
+    output: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own (the terminal's Ctrl-C reaches only us), its output appended to `log`."""
-    with log.open("ab") as out:
+    """Start a child in a session of its own (the terminal's Ctrl-C reaches only us), its output appended to `log`.
+
+    With `output`, standard output goes to that file instead and `log` gets standard error only.
+    """
+    with log.open("ab") as errors, (output or log).open("ab") as out:
         return subprocess.Popen(
             [str(a) for a in argv],
             stdin=subprocess.DEVNULL,
             stdout=out,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
             env=dict(env),
             cwd=cwd,
             start_new_session=True,

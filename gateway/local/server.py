@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gateway.local.lifeline import Owner, run, stop
 
-__all__ = ["EmbeddedServer", "ServerError", "private_folder", "reachable", "socket_folder", "tail"]
+__all__ = ["EmbeddedServer", "ServerError", "last_line", "private_folder", "reachable", "socket_folder", "tail"]
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 """The servers' whole environment: nothing of the caller's (secrets, LD_PRELOAD, PG*) reaches them."""
@@ -39,10 +39,10 @@ class Leftover:
 
 
 def reachable(path: Path, owner: Owner | None) -> bool:
-    """Can `owner` read and traverse down to `path`? Tried as that user: modes aren't the whole story."""
+    """Can `owner` traverse down to and execute (a folder: enter) `path`? Tried as that user: modes aren't all."""
     if owner is None:
-        return os.access(path, os.R_OK | os.X_OK)
-    return run(["/bin/sh", "-c", 'test -r "$0" && test -x "$0"', path], env=ENVIRONMENT, owner=owner).returncode == 0
+        return os.access(path, os.X_OK)
+    return run(["/bin/sh", "-c", 'test -x "$0"', path], env=ENVIRONMENT, owner=owner).returncode == 0
 
 
 def private_folder(path: Path, owner: Owner | None) -> Path:
@@ -83,6 +83,11 @@ def tail(log: Path, lines: int = 5) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
         return ""
+
+
+def last_line(log: Path) -> str:
+    """The last thing a process said."""
+    return next((line.strip() for line in reversed(tail(log).splitlines()) if line.strip()), "no message")
 
 
 class EmbeddedServer:
@@ -142,8 +147,7 @@ class EmbeddedServer:
             return f"{self.name} can't start: the disk that holds {self.home} is full."
         if "Permission denied" in output:
             return f"{self.name} can't start: its files in {self.home} are not its own; see {self.log}."
-        last = next((line for line in reversed(output.splitlines()) if line.strip()), "no output")
-        return f"{self.name} ended while starting ({last.strip()}); see {self.log}."
+        return f"{self.name} ended while starting ({last_line(self.log)}); see {self.log}."
 
     def stop_leftovers(self) -> None:
         """Stop processes of an earlier run on this data: gently, then for good."""

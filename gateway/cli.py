@@ -1,0 +1,153 @@
+"""The `sluice` command. Imports neither Django nor torch: what needs them runs as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.local.folder import DataFolder
+from gateway.local.stack import DEFAULT_MODEL, Options
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Sluice: a self-hosted, multi-tenant serving gateway with plug-in engines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+models = typer.Typer(help="Model files in the data folder.", no_args_is_help=True)
+app.add_typer(models, name="models")
+
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Where everything is kept.", envvar="SLUICE_DATA_DIR")]
+PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+"""Commands that hand all their arguments, `--help` too, to another program."""
+VAR = Path("var")
+
+
+@app.command()
+def up(
+    detach: Annotated[bool, typer.Option("--detach", help="Return when ready; print one line of JSON.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the API.", min=1, max=65535)] = 8000,
+    console_port: Annotated[int, typer.Option(help="Port of the console.", min=1, max=65535)] = 8001,
+    data_dir: DataDir = VAR,
+    engines: Annotated[int, typer.Option(help="Engine processes.", min=0, max=64)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of each engine; 0: the cores but one, shared.", min=0)] = 0,
+    backend: Annotated[str, typer.Option(help="causal_lm or simulated.")] = "causal_lm",
+    model: Annotated[
+        str, typer.Option(help="A known model, or the path of a GGUF file or a Hugging Face folder.")
+    ] = "",
+    ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+) -> None:
+    """Start everything and watch over it until Ctrl-C."""
+    if backend not in {"causal_lm", "simulated"}:
+        raise typer.BadParameter("must be causal_lm or simulated", param_hint="--backend")
+    options = Options(host, port, console_port, engines, threads, backend, _model(model))
+    folder = DataFolder(data_dir)
+    if detach:
+        from gateway.local.detach import detach as start_detached
+
+        raise typer.Exit(start_detached(folder, options))
+    from gateway.local.screen import PipeScreen
+    from gateway.local.terminal import TerminalScreen
+    from gateway.local.up import up as run_stack
+
+    screen = PipeScreen(os.fdopen(ready_fd, "w")) if ready_fd >= 0 else TerminalScreen()
+    raise typer.Exit(run_stack(folder, options, screen))
+
+
+def _model(model: str) -> str:
+    """The default, a known name, or the absolute path of what exists."""
+    if not model:
+        return DEFAULT_MODEL
+    path = Path(model).expanduser()
+    if path.exists():
+        return str(path.resolve())
+    if "/" in model or model.endswith(".gguf"):
+        raise typer.BadParameter(f"there is no file or folder {model}", param_hint="--model")
+    return model
+
+
+@app.command()
+def down(
+    data_dir: DataDir = VAR,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for running requests.", min=1)] = 60,
+) -> None:
+    """Stop what `up` started on this data folder."""
+    from gateway.local.status import stop_supervisor
+
+    ok, sentence = stop_supervisor(DataFolder(data_dir), timeout)
+    typer.echo(sentence, err=not ok)
+    raise typer.Exit(0 if ok else 1)
+
+
+@app.command()
+def status(
+    data_dir: DataDir = VAR,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Processes, engines, queue depths and ports. Exit status 3 when nothing runs, 2 when something is wrong."""
+    from gateway.local.status import collect, render
+
+    report = collect(DataFolder(data_dir))
+    typer.echo(json.dumps(report) if as_json else render(report))
+    raise typer.Exit({"running": 0, "stopped": 3}.get(report["state"], 2))
+
+
+@app.command(context_settings=PASS_ON)
+def engine(context: typer.Context) -> None:
+    """Run one engine process (arguments of `python -m engine.serve`)."""
+    _become(["-m", "engine.serve", *context.args])
+
+
+@models.command("pull", context_settings=PASS_ON)
+def models_pull(context: typer.Context) -> None:
+    """Fetch a model, check its hash, keep it in the data folder (arguments of `python -m engine.models pull`)."""
+    _become(["-m", "engine.models", "pull", *context.args])
+
+
+@models.command("list", context_settings=PASS_ON)
+def models_list(context: typer.Context) -> None:
+    """Known and fetched models (arguments of `python -m engine.models list`)."""
+    _become(["-m", "engine.models", "list", *context.args])
+
+
+@app.command(context_settings=PASS_ON)
+def sim(context: typer.Context) -> None:
+    """Simulate a workload in virtual time (arguments of `python -m engine.sim`)."""
+    _become(["-m", "engine.sim", *context.args])
+
+
+@app.command(context_settings=PASS_ON)
+def replay(context: typer.Context) -> None:
+    """Replay a trace through the scheduler (arguments of `python -m engine.sim replay`)."""
+    _become(["-m", "engine.sim", "replay", *context.args])
+
+
+@app.command(context_settings=PASS_ON)
+def manage(context: typer.Context) -> None:
+    """Django's commands (`sluice manage shell`) on the installation in SLUICE_DATA_DIR (default var)."""
+    _become(["-m", "django", *context.args])
+
+
+def _become(arguments: list[str]) -> None:
+    """Go on as another Python program, with the data folder's addresses and secrets where the environment has none."""
+    folder = DataFolder(Path(os.environ.get("SLUICE_DATA_DIR", VAR)))
+    kept: dict[str, Any] = folder.read(folder.environment)
+    environment = {"DJANGO_SETTINGS_MODULE": "gateway.settings", "SLUICE_DATA_DIR": str(folder.path), **kept}
+    os.execve(sys.executable, [sys.executable, *arguments], environment | os.environ)  # noqa: S606
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""`sluice up`: from a data folder to a stack that answers, as much at once as the order allows; then watch over it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.local.folder import DataFolder, FolderError
+from gateway.local.lifeline import kill_group, spawn
+from gateway.local.preflight import PreflightError, check_port, check_python
+from gateway.local.process import Process, Supervisor, describe_exit, ended
+from gateway.local.screen import Screen
+from gateway.local.server import EmbeddedServer, ServerError, last_line
+from gateway.local.stack import PYTHON, Options, Stack
+
+__all__ = ["UpError", "up"]
+
+READY_TIMEOUT_S = 120.0
+"""A cold start on a slow disk takes long; a start that hangs should still say so."""
+FAILURES_BEFORE_READY = 3
+
+
+class UpError(RuntimeError):
+    """The stack can't start; the message is one sentence."""
+
+
+def up(folder: DataFolder, options: Options, screen: Screen) -> int:
+    """Run the stack until told to stop; the exit status for the shell."""
+    try:
+        check_python()
+        folder.open()
+        if not folder.lock():
+            pid = folder.read(folder.state).get("supervisor", "?")
+            raise UpError(f"Sluice runs already on {folder.path} (process {pid}); stop it with `sluice down`.")
+        check_port(options.host, options.port, "--port")
+        check_port(options.host, options.console_port, "--console-port")
+        return asyncio.run(_Up(folder, options, screen).run())
+    except (PreflightError, FolderError, ServerError, UpError) as error:
+        screen.error(str(error))
+        return 1
+    finally:
+        screen.close()
+
+
+class _Up:
+    """One life of the stack."""
+
+    def __init__(self, folder: DataFolder, options: Options, screen: Screen) -> None:
+        self.folder, self.options, self.screen = folder, options, screen
+        self.stack = Stack(folder, options, dict(os.environ))
+        self.supervisor = Supervisor(screen.note, self._write_state)
+        self.ready = False
+        self.started_ms = int(time.time() * 1000)
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._told_to_stop)
+        watcher = asyncio.create_task(self.supervisor.watch())
+        start, stop = asyncio.create_task(self._bring_up()), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not start.done():
+                start.cancel()
+                await asyncio.gather(start, return_exceptions=True)
+                return 1
+            start.result()
+            await asyncio.wait({stop, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            return 0
+        finally:
+            await self._shut_down(watcher, stop)
+
+    async def _shut_down(self, *tasks: asyncio.Task[Any]) -> None:
+        if self.ready:
+            self.screen.note("stopping: gateway, engines, workers, servers")
+        await self.supervisor.stop(self._hurry)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.folder.state.unlink(missing_ok=True)
+        if self.ready:
+            self.screen.note("stopped")
+
+    def _told_to_stop(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    # -- bringing up -------------------------------------------------------------------------------------------------
+
+    async def _bring_up(self) -> None:
+        """Engines need Valkey and the model; everything else needs the migrated database and Valkey."""
+        async with _group() as group:
+            valkey = group.create_task(self._serve(self.stack.valkey, 5))
+            postgres = group.create_task(self._serve(self.stack.postgres, 5))
+            model = group.create_task(self._pull_model())
+            group.create_task(self._start_engines(valkey, model))
+            group.create_task(self._start_record(valkey, postgres))
+        await self._wait_ready()
+        credentials = await asyncio.to_thread(self._credentials)
+        self.ready = True
+        self._write_state()
+        self.screen.ready(credentials)
+
+    async def _serve(self, server: EmbeddedServer | None, stage: int) -> None:
+        if server is None:
+            return
+        self.screen.begin(server.name)
+        await asyncio.to_thread(server.prepare)
+        process = self.supervisor.add(self.stack.server_spec(server, stage))
+        while not await asyncio.to_thread(server.ready):
+            self._check(process)
+            await asyncio.sleep(0.02)
+        self.screen.done(server.name)
+
+    async def _pull_model(self) -> str:
+        options = self.options
+        if options.backend == "simulated":
+            return options.pool
+        if options.model_is_path:
+            return options.model
+        self.screen.begin("model")
+        printed = await self._step(
+            "model",
+            ["-m", "engine.models", "pull", options.model, "--data-dir", str(self.folder.path)],
+            dict(os.environ),
+        )
+        self.screen.done("model", options.model)
+        return printed.splitlines()[-1].strip()
+
+    async def _start_engines(self, valkey: asyncio.Task[None], model: asyncio.Task[str]) -> None:
+        await valkey
+        name = await model
+        for number in range(1, self.options.engines + 1):
+            self.supervisor.add(self.stack.engine(number, name))
+        threads = self.options.engine_threads
+        self.screen.note(f"engines: {self.options.engines} x {self.options.backend}, {threads} thread(s) each")
+
+    async def _start_record(self, valkey: asyncio.Task[None], postgres: asyncio.Task[None]) -> None:
+        await asyncio.gather(valkey, postgres)
+        environment = self.stack.environment()
+        self.folder.write(self.folder.environment, dict(self.stack.kept_environment()))
+        self.screen.begin("migrations")
+        await self._step("migrations", ["-m", "django", "migrate", "--no-input"], environment)
+        self.screen.done("migrations")
+        for spec in (self.stack.data_plane(), self.stack.console(), self.stack.metering(), self.stack.celery()):
+            self.supervisor.add(spec)
+        self.screen.begin("tenants")
+        created = json.loads(await self._step("tenants", ["-m", "django", "seed_demo", "--json"], environment) or "{}")
+        self._keep(created)
+        fresh = any(tenant.get("key") for tenant in created.get("tenants", {}).values())
+        self.screen.done("tenants", "created" if fresh else "as they were")
+
+    async def _step(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> str:
+        """Run a command to its end and give back what it printed; what it says on standard error goes to its log."""
+        log, output = self.folder.log(name), self.folder.logs / f".{name}.{os.getpid()}"
+        child = spawn([*PYTHON, *arguments], env=environment, log=log, output=output)
+        try:
+            await ended(child)
+            if child.returncode != 0:
+                how = describe_exit(child.returncode)
+                raise UpError(f"{name} failed ({how}): {last_line(log)} (see {log})")
+            return output.read_text()
+        finally:
+            kill_group(child.pid)
+            child.wait()
+            output.unlink(missing_ok=True)
+
+    def _keep(self, created: Mapping[str, Any]) -> None:
+        """Add newly made secrets to credentials.json; those made earlier stay."""
+        kept = self.folder.read(self.folder.credentials)
+        kept["admin"] = created.get("admin") or kept.get("admin") or {"username": "admin", "password": None}
+        tenants = kept.setdefault("tenants", {})
+        for name, tenant in created.get("tenants", {}).items():
+            tenants[name] = {**tenant, "key": tenant.get("key") or tenants.get(name, {}).get("key")}
+        self.folder.write(self.folder.credentials, kept)
+
+    async def _wait_ready(self) -> None:
+        self.screen.begin("engine and gateway")
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        reason = ""
+        while True:
+            status, reason = await asyncio.to_thread(_get, self.options, "/readyz")
+            console, _ = await asyncio.to_thread(_get, self.options, "/healthz", self.options.console_port)
+            if status == 200 and console:
+                break
+            for process in self.supervisor.processes.values():
+                self._check(process)
+            if time.monotonic() > deadline:
+                raise UpError(
+                    f"not ready after {READY_TIMEOUT_S:.0f} s ({reason}); see the logs in {self.folder.logs}."
+                )
+            await asyncio.sleep(0.1)
+        self.screen.done("engine and gateway")
+
+    def _check(self, process: Process) -> None:
+        """Give up on a process that keeps dying before the stack was ever ready."""
+        if process.failures >= FAILURES_BEFORE_READY:
+            raise UpError(f"{process.spec.name} keeps ending ({last_line(process.spec.log)}); see {process.spec.log}.")
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    def _credentials(self) -> dict[str, Any]:
+        kept = self.folder.read(self.folder.credentials)
+        key = next((t["key"] for t in kept.get("tenants", {}).values() if t.get("key")), "")
+        line = {
+            "api_base": f"{self.options.api}/v1",
+            "console_url": f"{self.options.console}/",
+            "model": _served_model(self.options, key),
+            "admin": kept.get("admin"),
+            "tenants": kept.get("tenants", {}),
+        }
+        self.folder.write(self.folder.credentials, line)
+        return line
+
+    def _write_state(self) -> None:
+        self.folder.write(
+            self.folder.state,
+            {
+                "supervisor": os.getpid(),
+                "started_ms": self.started_ms,
+                "ready": self.ready,
+                "stopping": self.supervisor.stopping,
+                "api": self.options.api,
+                "console": self.options.console,
+                "processes": [p.describe() for p in self.supervisor.processes.values()],
+            },
+        )
+
+
+class _group:
+    """A task group whose failure is the first error itself, not a group of errors."""
+
+    async def __aenter__(self) -> asyncio.TaskGroup:
+        self._tasks = asyncio.TaskGroup()
+        return await self._tasks.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._tasks.__aexit__(*error)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+
+def _get(options: Options, path: str, port: int | None = None, key: str = "") -> tuple[int, str]:
+    """Status (0: no answer) and body of a GET on this machine."""
+    connection = http.client.HTTPConnection(options.visible_host.strip("[]"), port or options.port, timeout=5)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+        response = connection.getresponse()
+        return response.status, response.read(65536).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return 0, f"no answer: {error}"
+    finally:
+        connection.close()
+
+
+def _served_model(options: Options, key: str) -> str:
+    """The first model the gateway lists; the name we were asked for when no key is known."""
+    try:
+        return str(json.loads(_get(options, "/v1/models", key=key)[1])["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        return options.model
