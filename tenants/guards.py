@@ -11,7 +11,8 @@ BEGIN
     IF TG_OP = 'TRUNCATE' AND current_database() LIKE 'test\\_%' THEN
         RETURN NULL;
     END IF;
-    RAISE EXCEPTION '% is append-only: % refused', TG_TABLE_NAME, TG_OP USING ERRCODE = 'integrity_constraint_violation';
+    RAISE EXCEPTION '% is append-only: % refused', TG_TABLE_NAME, TG_OP
+        USING ERRCODE = 'integrity_constraint_violation';
 END $$;
 """
 DROP_REFUSE = "DROP FUNCTION IF EXISTS sluice_refuse_change();"

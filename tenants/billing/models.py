@@ -22,7 +22,7 @@ __all__ = [
 
 _currency = RegexValidator(r"^[A-Z]{3}$")
 DIGITS, PLACES = 38, 15
-"""A nano-unit per million tokens times one token is exactly 10^-15: amounts are never rounded before an invoice line."""
+"""One nano-unit per million tokens for one token is 10^-15: amounts are exact until an invoice line rounds them."""
 
 
 class Price(models.Model):
@@ -36,7 +36,7 @@ class Price(models.Model):
 
 
 class PriceVersion(models.Model):
-    """Rates from `valid_from` until `valid_to` (open: None), nano-units per million tokens. Immutable once published."""
+    """Rates from `valid_from` until `valid_to` (None: open), nano-units per million tokens. Published, they stay (I4)."""
 
     price = models.ForeignKey(Price, on_delete=models.PROTECT, related_name="versions")
     number = models.PositiveIntegerField()
@@ -123,7 +123,7 @@ class LedgerTransaction(models.Model):
 
 
 class LedgerEntry(models.Model):
-    """One side of a transaction. Positive: the account gains. `quantity` is in `unit` where money was made of a quantity."""
+    """One side of a transaction. Positive: the account gains. `quantity` (in `unit`) is what the amount was made of."""
 
     transaction = models.ForeignKey(LedgerTransaction, on_delete=models.PROTECT, related_name="entries")
     account = models.ForeignKey(LedgerAccount, on_delete=models.PROTECT, related_name="entries")

@@ -14,7 +14,7 @@ _exact = Context(prec=60, traps=[Inexact])
 
 @dataclass(frozen=True, slots=True)
 class PriceFacts:
-    """A published price version: rates in nano-units of `currency` per million tokens. Cached tokens are prompt tokens."""
+    """A published price version: nano-units of `currency` per million tokens. Cached tokens are prompt tokens."""
 
     version: int
     currency: str
@@ -40,7 +40,7 @@ class Charge:
 
 
 def hold_nano(price: PriceFacts, prompt_tokens: int, max_output_tokens: int, choices: int) -> int:
-    """The most that a request can cost, rounded up to a nano-unit; a cache hit or an early stop only makes it cheaper."""
+    """The most that a request can cost, rounded up to a nano-unit; a cache hit or early stop only makes it cheaper."""
     _not_negative(prompt_tokens, max_output_tokens, choices)
     dearest_input = max(price.input_nano_per_mtok, price.cached_nano_per_mtok)
     parts = prompt_tokens * dearest_input + choices * max_output_tokens * price.output_nano_per_mtok

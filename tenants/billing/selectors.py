@@ -8,14 +8,14 @@ from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
-from tenants.billing.models import Balance, LedgerAccount, PriceVersion, UsageRecord
+from tenants.billing.models import Balance, LedgerAccount, UsageRecord
+from tenants.billing.pricebook import PriceBook
 from tenants.billing.rating import PriceFacts, nano
 from tenants.threads import off_loop
 
 __all__ = [
-    "DEFAULT_CLASS",
     "BalanceNano",
     "balance",
     "balance_nano",
@@ -25,25 +25,10 @@ __all__ = [
     "usage_page",
 ]
 
-DEFAULT_CLASS = "default"
-
 
 def load_price_facts(price_class: str, at: datetime) -> PriceFacts | None:
     """The published version in force at a time; of a class that isn't in the price book, that of `default`."""
-    in_force = PriceVersion.objects.select_related("price").filter(
-        Q(valid_to__isnull=True) | Q(valid_to__gt=at), published_at__isnull=False, valid_from__lte=at
-    )
-    for name in (price_class, DEFAULT_CLASS):
-        version = in_force.filter(price__price_class=name).first()
-        if version is not None:
-            return PriceFacts(
-                version.pk,
-                version.price.currency,
-                version.input_nano_per_mtok,
-                version.cached_nano_per_mtok,
-                version.output_nano_per_mtok,
-            )
-    return None
+    return PriceBook([price_class], at, at).at(price_class, at)
 
 
 price_facts = off_loop(load_price_facts)

@@ -19,7 +19,7 @@ from tenants.models import Tenant
 __all__ = ["PUBLISH_LEAD", "announce_balance", "create_price", "publish", "top_up"]
 
 PUBLISH_LEAD = timedelta(seconds=5)
-"""A version that replaces one starts at least this far ahead, so that it is committed before a request can fall under it."""
+"""A version that replaces one starts at least so far ahead: it is committed before a request can fall under it."""
 
 
 @transaction.atomic
