@@ -2,3 +2,7 @@
 
 It must not know policies, tiers, tenants, Redis or why a slice was chosen.
 """
+
+from engine.runner.runner import Runner
+
+__all__ = ["Runner"]

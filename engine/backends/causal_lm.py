@@ -1,0 +1,122 @@
+"""Causal language models on torch."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from engine.attention import HeadShape, KVStore, choose_kernels
+from engine.backends.card import model_card
+from engine.backends.contract import Capacity, Extras, SequenceInput
+from engine.models import ModelError, open_checkpoint
+from engine.models.architectures import build_decoder
+from engine.protocol.messages import ModelCard
+from engine.runner import Runner
+from engine.runner.memory import KVMemory
+from engine.runner.sampler import Sampler
+from engine.scheduler.step import StepOutcome, StepPlan
+
+__all__ = ["CausalLM", "create", "default_dtype"]
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_GIB = 1 << 30
+
+
+class CausalLM:
+    """A model, its KV memory and a runner, behind the backend contract. Make one with `load`."""
+
+    def __init__(self, runner: Runner, card: ModelCard, capacity: Capacity, dtype: str, fingerprint: str) -> None:
+        self.card = card
+        self.capacity = capacity
+        self.dtype = dtype
+        self._runner: Runner | None = runner
+        self._fingerprint = fingerprint
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        threads: int,
+        dtype: str = "auto",
+        kernels: str = "auto",
+        model: str = "",
+        context_length: int = 0,
+        kv_memory_bytes: int = _GIB,
+        host_memory_bytes: int = _GIB // 2,
+        block_size: int = 16,
+        max_rows: int = 64,
+        max_step_tokens: int = 512,
+        price_class: str = "standard",
+    ) -> CausalLM:
+        """Read a GGUF file or a Hugging Face folder. Raises `ModelError` when it can't be used.
+
+        `threads` is for this whole process: torch has one pool. `dtype` is fp32, bf16 or auto (what is fastest here).
+        `model` names the model to clients (default: the file's name); 0 as `context_length` takes the model's own.
+        """
+        checkpoint = open_checkpoint(path)
+        torch.set_num_threads(threads)
+        dtype = default_dtype() if dtype == "auto" else dtype
+        if dtype not in _DTYPES:
+            raise ValueError(f"unknown dtype {dtype!r}: auto, fp32 or bf16")
+        config = checkpoint.config
+        context = min(context_length or config.context_length, config.context_length)
+        kernel_set = choose_kernels(kernels, _DTYPES[dtype])
+        decoder = build_decoder(checkpoint, kernel_set, _DTYPES[dtype], context)
+        shape = HeadShape(config.heads, config.kv_heads, config.head_dim)
+        block_bytes = KVStore.block_bytes(config.layers, shape, block_size, _DTYPES[dtype])
+        device_blocks, host_blocks = kv_memory_bytes // block_bytes, host_memory_bytes // block_bytes
+        if device_blocks < 1:
+            raise ModelError(f"{path}: a KV memory of {kv_memory_bytes} bytes holds no block of {block_bytes}")
+        memory = KVMemory(device_blocks, host_blocks, config.layers, shape, block_size, _DTYPES[dtype])
+        runner = Runner(decoder, memory, Sampler(checkpoint.text.eos_ids), -(-context // block_size))
+        capabilities = ("completion", "logprobs", *(("chat",) if checkpoint.text.chat_template else ()))
+        card = model_card(
+            checkpoint,
+            name=model or Path(path).stem.lower(),
+            context_length=context,
+            capabilities=capabilities,
+            price_class=price_class,
+        )
+        capacity = Capacity(
+            block_size=block_size,
+            device_blocks=device_blocks,
+            host_blocks=host_blocks,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            context_length=context,
+            block_bytes=block_bytes,
+        )
+        identity = f"{checkpoint.content_hash()} {dtype} {kernel_set.name} {block_size}"
+        return cls(runner, card, capacity, dtype, hashlib.sha256(identity.encode()).hexdigest()[:32])
+
+    def add(self, sequence: SequenceInput) -> None:
+        self._live().add(sequence)
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        return self._live().execute(plan)
+
+    def extras(self) -> Extras:
+        return self._live().extras()
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def close(self) -> None:
+        self._runner = None
+
+    def _live(self) -> Runner:
+        if self._runner is None:
+            raise RuntimeError("the backend is closed")
+        return self._runner
+
+
+def default_dtype() -> str:
+    """bf16 where the processor multiplies it natively, else fp32 (emulated bf16 is slower and no more exact)."""
+    return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+create = CausalLM.load
+"""What the registry calls."""
