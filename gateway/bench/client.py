@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.bench.metrics import Ending, Trace
+from gateway.bench.metrics import Trace
 from gateway.bench.workload import Prompt
 
-__all__ = ["Ask", "EventParser", "Live", "Target", "Unreachable", "find_model", "open_session", "stream"]
+__all__ = ["Ask", "EventParser", "Target", "Unreachable", "find_model", "open_session", "stream", "take"]
 
 REFUSALS = frozenset({429, 503})
 """Over a limit, and no capacity: the server said no in good order. Other statuses are failures."""
@@ -92,60 +92,25 @@ class EventParser:
         return events
 
 
-@dataclass(slots=True)
-class Live:
-    """A request under way; frozen into a `Trace` when it ends, however it ends."""
-
-    index: int
-    tenant: str
-    scheduled_s: float
-    sent_s: float
-    chunks_s: list[float] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
-    ending: Ending = "abandoned"
-    status: int = 0
-    code: str = "stopped"
-    usage: dict[str, Any] | None = None
-    finish: str = ""
-    done: bool = False
-
-    def take(self, data: bytes, now: float) -> None:
-        """One event. Raises ValueError when it isn't what the API promises."""
-        if data == b"[DONE]":
-            self.done = True
-            return
-        event = orjson.loads(data)
-        if event.get("error"):
-            self.ending, self.code = "failed", _code(event)
-            return
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices") or ():
-            self.finish = choice.get("finish_reason") or self.finish
-            delta = choice.get("delta") or choice
-            said = delta.get("content") or delta.get("text") or delta.get("reasoning_content") or ""
-            if said or delta.get("tool_calls"):
-                self.chunks_s.append(now)
-                self.parts.append(said)
-
-    def freeze(self, end_s: float) -> Trace:
-        usage = self.usage or {}
-        details = usage.get("prompt_tokens_details") or {}
-        return Trace(
-            index=self.index,
-            tenant=self.tenant,
-            scheduled_s=self.scheduled_s,
-            sent_s=self.sent_s,
-            end_s=end_s,
-            chunks_s=tuple(self.chunks_s),
-            ending=self.ending,
-            status=self.status,
-            code="" if self.ending == "ok" else self.code,
-            prompt_tokens=usage.get("prompt_tokens"),
-            cached_tokens=details.get("cached_tokens") or 0,
-            usage_tokens=usage.get("completion_tokens"),
-            finish=self.finish,
-            text="".join(self.parts),
-        )
+def take(trace: Trace, data: bytes, now: float) -> None:
+    """Note one event of the stream. Raises when it isn't what the API promises."""
+    if data == b"[DONE]":
+        trace.ending, trace.code = "ok", ""
+        return
+    event = orjson.loads(data)
+    if event.get("error"):
+        trace.ending, trace.code = "failed", _code(event)
+        return
+    if usage := event.get("usage"):
+        trace.prompt_tokens, trace.usage_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        trace.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    for choice in event.get("choices") or ():
+        trace.finish = choice.get("finish_reason") or trace.finish
+        delta = choice.get("delta") or choice
+        said = delta.get("content") or delta.get("text") or delta.get("reasoning_content") or ""
+        if said or delta.get("tool_calls"):
+            trace.chunks_s.append(now)
+            trace.text += said
 
 
 def open_session(ask: Ask) -> aiohttp.ClientSession:
@@ -155,37 +120,38 @@ def open_session(ask: Ask) -> aiohttp.ClientSession:
 
 
 async def stream(
-    session: aiohttp.ClientSession, url: str, key: str, body: bytes, live: Live, clock: Callable[[], float]
+    session: aiohttp.ClientSession, url: str, key: str, body: bytes, trace: Trace, clock: Callable[[], float]
 ) -> None:
-    """Send, read to the end, and leave in `live` what happened. Only cancellation gets out."""
+    """Send, read to the end, and note in `trace` what happened. Only cancellation gets out."""
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
     try:
         async with session.post(url, data=body, headers=headers) as response:
-            live.status = response.status
+            trace.status = response.status
             if response.status != 200:
-                live.ending = "refused" if response.status in REFUSALS else "failed"
-                live.code = _code(await response.read())
+                trace.ending = "refused" if response.status in REFUSALS else "failed"
+                trace.code = _code(await response.read())
                 return
-            await _read(response, live, clock)
+            await _read(response, trace, clock)
     except TimeoutError:
-        live.ending, live.code = "abandoned", "timeout"
+        trace.ending, trace.code = "abandoned", "timeout"
     except (aiohttp.ClientError, OSError) as error:
-        live.ending, live.code = "failed", type(error).__name__
-    except (ValueError, AttributeError, TypeError):
-        live.ending, live.code = "failed", "malformed_event"
+        trace.ending, trace.code = "failed", type(error).__name__
+    except (ValueError, LookupError, AttributeError, TypeError):
+        trace.ending, trace.code = "failed", "malformed_event"
 
 
-async def _read(response: aiohttp.ClientResponse, live: Live, clock: Callable[[], float]) -> None:
+async def _read(response: aiohttp.ClientResponse, trace: Trace, clock: Callable[[], float]) -> None:
     parser = EventParser()
     async for chunk in response.content.iter_any():
         now = clock()
         for data in parser.feed(chunk):
-            live.take(data, now)
-            if live.ending == "failed":
+            take(trace, data, now)
+            if trace.ending == "failed":
                 return
-    live.ending, live.code = ("ok", "") if live.done else ("failed", "no_done")
+    if trace.ending != "ok":
+        trace.ending, trace.code = "failed", "no_done"
 
 
 async def find_model(target: Target) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.bench.client import Ask, Live, Target, open_session, stream
+from gateway.bench.client import Ask, Target, open_session, stream
 from gateway.bench.metrics import Report, Trace
 from gateway.bench.workload import Prompt, arrivals
 
@@ -96,12 +96,12 @@ class _Run:
     async def send(self, index: int, prompt: Prompt, scheduled_s: float) -> None:
         """One request; its trace is kept also when it is cancelled half way."""
         tenant, key = self._target.keys[index % len(self._target.keys)]
-        live = Live(index, tenant, scheduled_s, self.clock())
+        trace = Trace(index, tenant, scheduled_s, self.clock())
         try:
             body = self._ask.body(self._target.model, prompt)
-            await stream(self._session, self._url, key, body, live, self.clock)
+            await stream(self._session, self._url, key, body, trace, self.clock)
         finally:
-            trace = live.freeze(self.clock())
+            trace.end_s = self.clock()
             self._report.traces.append(trace)
             if self._on_trace:
                 self._on_trace(trace)

@@ -21,19 +21,21 @@ P99_NEEDS = 400
 Ending = Literal["ok", "refused", "failed", "abandoned"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trace:
-    """What the client saw of one request. `chunks_s`: arrival of every piece of non-empty content."""
+    """What the client saw of one request, filled in as it goes: abandoned until it is known to have ended otherwise."""
 
     index: int
     tenant: str
     scheduled_s: float
     sent_s: float
-    end_s: float
-    chunks_s: tuple[float, ...]
-    ending: Ending
+    end_s: float = 0.0
+    chunks_s: list[float] = field(default_factory=list)
+    """Arrival of every piece of non-empty content."""
+    ending: Ending = "abandoned"
     status: int = 0
-    code: str = ""
+    code: str = "stopped"
+    """Why it didn't end well."""
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     usage_tokens: int | None = None
