@@ -1,0 +1,1 @@
+"""Template filters of the console. They format; they must not fetch."""
