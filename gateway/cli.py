@@ -131,6 +131,12 @@ def replay(context: typer.Context) -> None:
 
 
 @app.command(context_settings=PASS_ON)
+def bench(context: typer.Context) -> None:
+    """Load any OpenAI-compatible server and measure it (serve, ab, gateway)."""
+    _become(["-m", "gateway.bench", *context.args])
+
+
+@app.command(context_settings=PASS_ON)
 def manage(context: typer.Context) -> None:
     """Django's commands (`sluice manage shell`) on the installation in SLUICE_DATA_DIR (default var)."""
     _become(["-m", "django", *context.args])

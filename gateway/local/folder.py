@@ -8,6 +8,7 @@ credentials.json   what `up` printed: API base, admin, tenants' keys (mode 0600)
 secrets/           made on the first start, one secret a file (mode 0600)
 logs/              one log per process, rotated by size
 models/            pulled model files
+celery/, static/   beat's memory; collected static files
 postgres, valkey/  the embedded servers' homes (mode 0700, theirs); links when their user can't traverse to here
 """
 
@@ -50,6 +51,11 @@ class DataFolder:
         return self.path / "logs"
 
     @property
+    def celery(self) -> Path:
+        """Where beat keeps what it ran last."""
+        return self.path / "celery"
+
+    @property
     def credentials(self) -> Path:
         return self.path / "credentials.json"
 
@@ -72,7 +78,8 @@ class DataFolder:
             if os.geteuid() == 0:
                 # The servers' unprivileged user must get through to its own folders; it can't list this one.
                 self.path.chmod(0o711)
-            self.logs.mkdir(mode=0o700, exist_ok=True)
+            for private in (self.logs, self.celery, self.path / "static"):
+                private.mkdir(mode=0o700, exist_ok=True)
             write_private(self.path / "version", LAYOUT + "\n")
         except NotADirectoryError:
             raise FolderError(f"{self.path} is a file, not a folder; choose another --data-dir.") from None

@@ -12,6 +12,11 @@ from gateway.local.folder import DataFolder
 
 __all__ = ["collect", "render", "stop_supervisor"]
 
+_ENGINE_FIELDS = (
+    *("engine", "pool", "backend", "state", "pid", "running", "waiting", "parked", "kv_blocks", "kv_free"),
+    *("tokens_per_s", "threads", "device", "dtype"),
+)
+
 
 def collect(folder: DataFolder) -> dict[str, Any]:
     """One JSON-able object. `state`: running, degraded (a process or Redis is down), starting, stopping, stopped."""
@@ -73,9 +78,7 @@ def _from_redis(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def _engine(beat: Any, now_ms: int) -> dict[str, Any]:
-    fields = ("engine", "pool", "backend", "state", "pid", "running", "waiting", "parked", "kv_blocks", "kv_free")
-    fields += ("tokens_per_s", "threads", "device", "dtype")
-    return {name: getattr(beat, name) for name in fields} | {"age_ms": now_ms - beat.at_ms}
+    return {name: getattr(beat, name) for name in _ENGINE_FIELDS} | {"age_ms": now_ms - beat.at_ms}
 
 
 def render(report: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.local.screen import PlainScreen, RichScreen, terminal_screen
+from gateway.local.screen import Screen, terminal_screen
 
 __all__ = ["TerminalScreen", "greeting"]
 
@@ -36,7 +36,7 @@ class TerminalScreen:
     """A terminal screen that greets when the stack is ready."""
 
     def __init__(self) -> None:
-        self._screen: PlainScreen | RichScreen = terminal_screen()
+        self._screen: Screen = terminal_screen()
 
     def begin(self, step: str) -> None:
         self._screen.begin(step)
