@@ -1,7 +1,7 @@
 """The books of fairness: tier deficits and tenant counters, as last seen in the queue plus what was charged since.
 
-With a queue in front (accounts given to `plan`), the queue charges prompts and this book only adds what it has not sent
-yet. Without one, the book is complete by itself.
+With a queue in front (accounts given to `plan`), the queue charges prompts and decides whose turn a floor is; this book
+only adds what it has not sent yet. Without one, the book is complete by itself.
 """
 
 from __future__ import annotations
@@ -13,65 +13,82 @@ from engine.scheduler.contract import Accounts
 
 __all__ = ["Book"]
 
+Key = tuple[int, str]
+
 
 class Book:
     """Counters are weighted tokens divided by the tenant's weight; deficits are weighted tokens."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self.counters: dict[tuple[int, str], float] = {}
+        self.counters: dict[Key, float] = {}
         self.deficits: dict[int, float] = dict.fromkeys(config.floors, 0.0)
-        self._unsent: dict[tuple[int, str], float] = {}
-        self._active: dict[tuple[int, str], int] = {}
         self.shared = False
+        """True when a queue in front keeps the accounts."""
+        self.passed: dict[int, int] = {}
+        """By tier: admissions since its longest-waiting sequence was last served."""
+        self._unsent: dict[Key, list[float]] = {}
+        self._active: dict[int, dict[str, int]] = {}
 
     def enter(self, tier: int, tenant: str) -> None:
         """A request of the tenant arrived. Back from idle, its counter is lifted to the smallest active one."""
-        key = (tier, tenant)
-        if not self._active.get(key) and not self.shared:
-            others = [self.counters.get(k, 0.0) for k, n in self._active.items() if n and k[0] == tier]
-            if others:
-                self.counters[key] = max(self.counters.get(key, 0.0), min(others))
-        self._active[key] = self._active.get(key, 0) + 1
+        active = self._active.setdefault(tier, {})
+        if tenant not in active:
+            if active and not self.shared:
+                self.counters[tier, tenant] = max(self.counters.get((tier, tenant), 0.0), self.least(tier))
+            active[tenant] = 0
+        active[tenant] += 1
 
     def leave(self, tier: int, tenant: str) -> None:
-        key = (tier, tenant)
-        self._active[key] -= 1
-        if not self._active[key]:
-            del self._active[key]
+        active = self._active[tier]
+        active[tenant] -= 1
+        if not active[tenant]:
+            del active[tenant]
+        if not active and tier in self.deficits:  # nothing is saved up while nobody asks
+            self.deficits[tier] = min(0.0, self.deficits[tier])
+
+    def least(self, tier: int) -> float:
+        """Smallest counter among the tier's tenants that have anything waiting, running or parked."""
+        counters = self.counters
+        return min((counters.get((tier, tenant), 0.0) for tenant in self._active.get(tier, ())), default=0.0)
+
+    def due(self, tier: int, cost: float, spent: float = 0.0) -> bool:
+        """Has the tier saved up enough of its floor for a request that costs this much to admit?"""
+        deficit = self.deficits.get(tier)
+        if deficit is None:
+            return False
+        return deficit - spent >= min(self._config.deficit_cap, max(self._config.floor_quantum, cost))
 
     def charge(self, tier: int, tenant: str, weight: float, cost: float, backlog: Iterable[int] = ()) -> None:
         """Book service: the tenant's counter rises, its tier's deficit falls, every waiting tier earns its floor."""
         key = (tier, tenant)
         self.counters[key] = self.counters.get(key, 0.0) + cost / weight
-        cap = self._config.deficit_cap
+        if self.shared:
+            unsent = self._unsent.setdefault(key, [0.0, 0.0])
+            unsent[0] += cost
+            unsent[1] += cost / weight
+        cap, deficits, floors = self._config.deficit_cap, self.deficits, self._config.floors
         for waiting in backlog:
-            if waiting in self._config.floors:
-                earned = self.deficits.get(waiting, 0.0) + self._config.floors[waiting] * cost
-                self.deficits[waiting] = min(cap, earned)
-        if tier in self.deficits:
-            self.deficits[tier] = max(-cap, self.deficits[tier] - cost)
-
-    def owe(self, tier: int, tenant: str, cost: float) -> None:
-        """Remember a charge that the queue has to hear of."""
-        self._unsent[tier, tenant] = self._unsent.get((tier, tenant), 0.0) + cost
+            if waiting in floors:
+                deficits[waiting] = min(cap, deficits[waiting] + floors[waiting] * cost)
+        if tier in deficits:
+            deficits[tier] = max(-cap, deficits[tier] - cost)
 
     def take_charges(self) -> tuple[tuple[int, str, float], ...]:
         """Charges not yet sent, in a stable order; the caller sends them now."""
-        charges = tuple((tier, tenant, cost) for (tier, tenant), cost in sorted(self._unsent.items()) if cost)
+        charges = tuple((tier, tenant, cost) for (tier, tenant), (cost, _) in sorted(self._unsent.items()) if cost)
         self._unsent.clear()
         return charges
 
     def adopt(self, accounts: Accounts) -> None:
-        """The queue's view replaces ours."""
+        """The queue's view replaces ours, but for what it has not been told yet."""
         self.shared = True
         self.counters.update(accounts.counters)
-        self.deficits.update(accounts.deficits)
+        self.deficits.update({t: d for t, d in accounts.deficits.items() if t in self._config.floors})
+        for (tier, tenant), (cost, weighted) in self._unsent.items():
+            self.counters[tier, tenant] = self.counters.get((tier, tenant), 0.0) + weighted
+            if tier in self.deficits:
+                self.deficits[tier] -= cost
 
-    def floor(self, tier: int, active: Iterable[str]) -> float:
-        """Smallest counter among these tenants of a tier (0 when there are none)."""
-        return min((self.counters.get((tier, tenant), 0.0) for tenant in active), default=0.0)
-
-    def tenants(self, tier: int) -> list[str]:
-        """Tenants with anything waiting, running or parked in a tier."""
-        return [tenant for (t, tenant) in self._active if t == tier]
+    def admitted(self, tier: int, oldest: bool) -> None:
+        self.passed[tier] = 0 if oldest else self.passed.get(tier, 0) + 1

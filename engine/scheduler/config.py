@@ -32,6 +32,8 @@ class SchedulerConfig:
     """Guaranteed share of the token cost, by tier."""
     deficit_cap: float = 8192.0
     """Most a tier may save up (or owe) of its floor, weighted tokens."""
+    floor_quantum: float = 1024.0
+    """A floor admits once this much (or the prompt's cost, if more) is saved up, so that it gets real work done."""
     gate_tokens: float = 2048.0
     """Δ: tenants this far above the smallest virtual counter may still go."""
 
@@ -45,8 +47,10 @@ class SchedulerConfig:
     preempt: bool = True
     min_stay_s: float = 0.25
     """A sequence that was just started or restored can't be evicted for this long, unless memory runs out."""
-    aging_s: float = 30.0
-    """Waiting this long beyond the deadline counts as full urgency (never as another tier)."""
+    aging_every: int = 16
+    """After this many admissions of a tier its longest-waiting request goes first."""
+    patience_s: float = 10.0
+    """A request that waits this long and does not fit is not passed by smaller ones any more."""
     forecast_output: bool = True
     """Admit against the forecast of output too; False: against the prompt alone (for comparison)."""
     default_output: int = 256

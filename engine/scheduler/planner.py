@@ -31,7 +31,7 @@ class Planner:
     def __init__(self, scheduler: Scheduler, policy: Policy, now: float, accounts: Accounts | None) -> None:
         self._s, self._policy, self._config = scheduler, policy, scheduler.config
         config = scheduler.config
-        self._view = View(now, config, scheduler.cost, scheduler.book, self._hit)
+        self._view = View(now, config, scheduler.cost, scheduler.book, scheduler.backlog, self._hit)
         self._now, self._size = now, config.block_size
         self._ledger = Ledger(
             scheduler.device, scheduler.host, config.max_rows - len(scheduler.running), config.max_step_tokens
@@ -167,7 +167,7 @@ class Planner:
         return bool(self._evicted) and self._policy.band(s, self._view) >= min(self._evicted)
 
     def _impatient(self, s: Sequence) -> bool:
-        return self._now - s.submitted_s > self._config.aging_s
+        return self._now - s.submitted_s > self._config.patience_s
 
     def _slice(self, s: Sequence, start: int) -> None:
         """As much of the sequence as the chunk allows."""
@@ -198,6 +198,8 @@ class Planner:
         if not self._make_room(s, need, path):
             return False
         self._ledger.rows -= 1
+        if s.state is State.WAITING:
+            self._view.charge(s)
         self._ledger.device.pin(path)
         blocks = self._ledger.device.take(need)
         if s.host:
@@ -280,7 +282,9 @@ class Planner:
     def _outlook(self, s: Sequence) -> Outlook:
         scheduler, view = self._s, self._view
         running = [r for r in scheduler.running.values() if r.number not in self._parks and r.table.blocks]
-        stay = [r for r in running if not (self._config.preempt and self._policy.evicts(s, r, view))]
+        stay = running
+        if self._config.preempt:
+            stay = [r for r in running if r.tier <= s.tier or not self._policy.evicts(s, r, view, 0.0)]
         pool = scheduler.device
         shared = max(0, pool.live * self._size - sum(r.known - r.cached for r in running))
         members = ((scheduler.remaining(r), r.known - r.cached) for r in stay)

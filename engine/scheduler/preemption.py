@@ -50,10 +50,12 @@ class Victims:
         refs = self._scheduler.device.refs
         return sum(1 for block in s.table.blocks if refs[block] == 1)
 
+    def _price(self, s: Sequence) -> float:
+        return cheapest(self._scheduler, s, len(self._scheduler.host.free)).seconds
+
     def _order(self, s: Sequence) -> tuple[float, ...]:
         """Worst tier; seldom parked; most blocks freed per price; latest arrival."""
-        price = cheapest(self._scheduler, s, self._scheduler.host.size).seconds
-        return (-s.tier, min(s.parks, 3), -self._freed(s) / (price + 1e-6), -s.number)
+        return (-s.tier, min(s.parks, 3), -self._freed(s) / (self._price(s) + 1e-6), -s.number)
 
     def under_pressure(self, keep: Sequence) -> Iterator[Sequence]:
         """Memory ran out: everyone but `keep` may have to go; floor-admitted and just-started ones last."""
@@ -70,7 +72,7 @@ class Victims:
             if s.number not in parks
             and not self._settling(s)
             and not self._by_floor(s)
-            and policy.evicts(newcomer, s, self._view)
+            and policy.evicts(newcomer, s, self._view, self._price(s))
         ]
         chosen: list[Sequence] = []
         for s in sorted(eligible, key=self._order):
@@ -86,4 +88,4 @@ class Victims:
 
     def _by_floor(self, s: Sequence) -> bool:
         """Admitted by its tier's floor, and that deficit is not spent yet."""
-        return s.request.by_floor and self._view.book.deficits.get(s.tier, 0.0) > 0.0
+        return self._view.by_floor(s)

@@ -94,6 +94,8 @@ class Scheduler:
         self._enter(plan, now)
         advances = self._advance(plan, outcome, now)
         self._bury()
+        if self.policy.relegates:
+            self.backlog.relegate(lambda s: now + self.cost.prefill_seconds(s.known) > s.request.ttft_deadline_s)
         return advances
 
     def room(self, now: float) -> Mapping[int, Room]:
@@ -198,6 +200,7 @@ class Scheduler:
             self.device.index.improve(path[-1], s.tier)
         s.computed = start.cached
         if s.state is State.WAITING:
+            self.book.admitted(s.tier, self.backlog.oldest(s.tier) == s.number)
             self.backlog.remove(s)
             s.cached = start.cached
             self._charge_prompt(s)
@@ -302,13 +305,12 @@ class Scheduler:
     def _charge_prompt(self, s: Sequence) -> None:
         """The whole prompt when admitted, less what the cache served. The queue has charged the full price already."""
         config = self.config
-        discount = config.w_in * (1.0 - config.w_cached) * s.cached
-        if self.book.shared:
-            self._charge(s, -discount)
-        else:
-            self._charge(s, config.w_in * max(len(s.request.prompt), s.request.cost_tokens) - discount)
+        cost = -config.w_in * (1.0 - config.w_cached) * s.cached
+        if not self.book.shared:
+            full = config.w_in * max(len(s.request.prompt), s.request.cost_tokens)
+            s.by_floor = s.by_floor or self.book.due(s.tier, full)
+            cost += full
+        self._charge(s, cost)
 
     def _charge(self, s: Sequence, cost: float) -> None:
         self.book.charge(s.tier, s.tenant, s.request.weight, cost, self.backlog.tiers())
-        if self.book.shared:
-            self.book.owe(s.tier, s.tenant, cost)

@@ -24,6 +24,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "by_floor",
         "cached",
         "computed",
         "first_s",
@@ -31,6 +32,7 @@ class Sequence:
         "host",
         "known",
         "last_s",
+        "late",
         "limit",
         "match",
         "number",
@@ -52,6 +54,9 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.known = len(self.tokens) or request.cost_tokens
         self.computed = 0
+        self.by_floor = request.by_floor
+        self.late = False
+        """Waiting, and past the point where its deadline could still be met."""
         self.cached = 0
         self.generated = 0
         self.limit = limit

@@ -16,7 +16,8 @@ class Slice:
     """The only unit of work: compute `length` known tokens of `sequence` from position `start` on.
 
     A decode is a slice of one. `samples` says that the slice reaches the last known token, so its last row yields the
-    next one (or, for one-shot work, that this slice ends it). `drafts` are speculated token ids appended after the known ones, verified in the same step.
+    next one (or, for one-shot work, that this slice ends it). `drafts` are speculated token ids appended after the
+    known ones, verified in the same step.
     """
 
     sequence: int

@@ -11,7 +11,7 @@ from engine.scheduler.step import StepOutcome, StepPlan
 from .machine import Bench, following, request, told
 
 
-def bench(policy: str = "priority", **config: object) -> Bench:
+def bench(policy: str = "tiered", **config: object) -> Bench:
     values: dict[str, object] = {"block_size": 4, "device_blocks": 64, "host_blocks": 32, "max_rows": 4}
     values |= {"max_step_tokens": 32, "context_length": 200, "block_bytes": 1000, "default_output": 8}
     return Bench(create(policy, SchedulerConfig(**(values | config))))  # type: ignore[arg-type]

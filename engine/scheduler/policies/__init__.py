@@ -3,9 +3,14 @@
 from collections.abc import Callable
 
 from engine.scheduler.policies.base import Policy
-from engine.scheduler.policies.fcfs import Fcfs
-from engine.scheduler.policies.priority import Priority
+from engine.scheduler.policies.order import Deadline, Fair, Fcfs, Priority, Tiered
 
 __all__ = ["POLICIES", "Policy"]
 
-POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": Fcfs, "priority": Priority, "tiered": Priority}
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": Fcfs,
+    "priority": Priority,
+    "fair": Fair,
+    "deadline": Deadline,
+    "tiered": Tiered,
+}

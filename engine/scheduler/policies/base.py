@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine.scheduler.accounts import Book
+from engine.scheduler.backlog import Backlog
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.cost import StepCost
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence import Sequence, State
 
 __all__ = ["Key", "Policy", "View"]
 
@@ -16,20 +17,70 @@ Key = tuple[float, ...]
 
 
 class View:
-    """The facts of one plan. `now` was read once by the caller; nothing here reads a clock."""
+    """The facts of one plan. `now` was read once by the caller; nothing here reads a clock.
 
-    __slots__ = ("book", "config", "cost", "hit", "now")
+    What the plan admits is charged here on paper, so that a tenant can't take a whole step before its counter moves.
+    """
 
     def __init__(
-        self, now: float, config: SchedulerConfig, cost: StepCost, book: Book, hit: Callable[[Sequence], int]
+        self,
+        now: float,
+        config: SchedulerConfig,
+        cost: StepCost,
+        book: Book,
+        backlog: Backlog,
+        hit: Callable[[Sequence], int],
     ) -> None:
-        self.now, self.config, self.cost, self.book, self.hit = now, config, cost, book, hit
+        self.now, self.config, self.cost, self.hit = now, config, cost, hit
+        self._book, self._backlog = book, backlog
+        self._counters: dict[tuple[int, str], float] = {}
+        self._deficits: dict[int, float] = {}
+        self._least: dict[int, float] = {}
+        self._oldest: dict[int, int] = {}
 
     def slack(self, s: Sequence) -> float:
         """Seconds to spare before the sequence misses its deadline, if it were served from now on without a break."""
         if s.generated:
             return s.first_s + (s.generated + 1) * s.request.tpot_s - self.now
-        return s.request.ttft_deadline_s - self.now - self.cost.prefill_seconds(s.known - max(s.computed, self.hit(s)))
+        todo = s.known - max(s.computed, self.hit(s))
+        return s.request.ttft_deadline_s - self.now - self.cost.prefill_seconds(todo)
+
+    def admission_cost(self, s: Sequence) -> float:
+        return self.config.w_in * max(len(s.request.prompt), s.request.cost_tokens)
+
+    def charge(self, s: Sequence) -> None:
+        """The plan admits a newcomer."""
+        cost, key = self.admission_cost(s), (s.tier, s.tenant)
+        self._counters[key] = self._counters.get(key, 0.0) + cost / s.request.weight
+        self._deficits[s.tier] = self._deficits.get(s.tier, 0.0) + cost
+
+    def counter(self, s: Sequence) -> float:
+        """The tenant's virtual token counter in this tier."""
+        key = (s.tier, s.tenant)
+        return self._book.counters.get(key, 0.0) + self._counters.get(key, 0.0)
+
+    def gated(self, s: Sequence) -> bool:
+        """Is the tenant more than Δ above the smallest active counter of its tier?"""
+        least = self._least.get(s.tier)
+        if least is None:
+            least = self._least[s.tier] = self._book.least(s.tier)
+        return self.counter(s) > least + self.config.gate_tokens
+
+    def by_floor(self, s: Sequence) -> bool:
+        """Is this the floor's turn: pulled by it, or (with no queue in front) due now; and not spent yet?"""
+        if s.state is State.WAITING:
+            if s.by_floor or self._book.shared:
+                return s.by_floor
+            return self._book.due(s.tier, self.admission_cost(s), self._deficits.get(s.tier, 0.0))
+        return s.by_floor and self._book.deficits.get(s.tier, 0.0) > 0.0
+
+    def its_turn(self, s: Sequence) -> bool:
+        """Aging: after `aging_every` admissions of a tier its longest-waiting one goes."""
+        if s.state is not State.WAITING or self._book.passed.get(s.tier, 0) < self.config.aging_every:
+            return False
+        if s.tier not in self._oldest:
+            self._oldest[s.tier] = self._backlog.oldest(s.tier)
+        return self._oldest[s.tier] == s.number
 
 
 class Policy(Protocol):
@@ -40,11 +91,16 @@ class Policy(Protocol):
     """
 
     name: str
+    relegates: bool
+    """Do those that can't make their deadline any more stand behind those that can?"""
 
     def band(self, s: Sequence, view: View) -> Key: ...
 
     def urgency(self, s: Sequence, view: View) -> Key: ...
 
-    def evicts(self, waiting: Sequence, running: Sequence, view: View) -> bool:
-        """May `waiting` take the place of `running`? A strict order, so that no two evict each other in turn."""
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+        """May `waiting` take the place of `running`, which costs `price_s` to bring back?
+
+        Must be such that no two can evict each other in turn.
+        """
         ...

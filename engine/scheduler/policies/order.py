@@ -1,0 +1,101 @@
+"""The five policies. Each is the baseline before it plus one idea."""
+
+from __future__ import annotations
+
+from engine.scheduler.policies.base import Key, View
+from engine.scheduler.sequence import Sequence
+
+__all__ = ["Deadline", "Fair", "Fcfs", "Priority", "Tiered"]
+
+
+class Fcfs:
+    """First come, first served."""
+
+    name = "fcfs"
+    relegates = False
+
+    def band(self, s: Sequence, view: View) -> Key:
+        return ()
+
+    def urgency(self, s: Sequence, view: View) -> Key:
+        return ()
+
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+        return False
+
+
+class Priority(Fcfs):
+    """Strict tiers, then arrival. A better tier evicts a worse one: a strict order, so never in turn."""
+
+    name = "priority"
+
+    def band(self, s: Sequence, view: View) -> Key:
+        return (s.tier,)
+
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+        return waiting.tier < running.tier
+
+
+class Fair(Fcfs):
+    """Weighted virtual token counters: the tenant that was served least goes first (VTC, OSDI 2024).
+
+    Service of two backlogged tenants of one tier never differs by more than 2·max(w_in·longest prompt, w_out·M), M
+    being the tokens that may run at once: only the one behind is admitted, so the one ahead gains what it has running.
+    """
+
+    name = "fair"
+
+    def urgency(self, s: Sequence, view: View) -> Key:
+        return (view.counter(s),)
+
+
+class Deadline(Fcfs):
+    """Least slack first; those that are late already stand behind those that are not, oldest first."""
+
+    name = "deadline"
+    relegates = True
+
+    def urgency(self, s: Sequence, view: View) -> Key:
+        if view.its_turn(s):
+            return (-1.0, 0.0, 0.0)
+        slack = view.slack(s)
+        if s.late and not s.computed:
+            return (1.0, 0.0, 0.0)
+        grain = round(slack, 2)  # within 10 ms the warmer prefix goes first
+        return (0.0, grain, -float(view.hit(s)))
+
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+        """Only who was never parked evicts, only for a gain that pays the price: so no two evict each other in turn."""
+        if waiting.parks or running.parks or waiting.late:
+            return False
+        mine = view.slack(waiting)
+        return mine >= 0.0 and view.slack(running) - mine > 2.0 * price_s + view.config.min_stay_s
+
+
+class Tiered(Deadline):
+    """Deficit-gated least slack: tier floors, strict tiers, tenants within Δ of the least served, then least slack.
+
+    Starvation bound. Let K be `aging_every`, R the rows of a step, and w a request of tier t with n older ones of t
+    waiting. Of every K + R admissions of t at least one is the longest-waiting of t: `its_turn` puts it first in t from
+    the plan after K others have passed, one plan admits at most R, and who is impatient is not passed for lack of room.
+    So w is admitted by the (n + 1)·(K + R)-th admission of t after its arrival. And t itself is served: strict order
+    passes over it only while its deficit is below max(quantum, prompt cost), and each weighted token served elsewhere
+    while t waits adds floor_t to it; so t's turn comes at least once per (quantum + longest prompt) / floor_t weighted
+    tokens served elsewhere. Both are bounds in service, which is what an engine gives; time follows from its speed.
+    """
+
+    name = "tiered"
+
+    def band(self, s: Sequence, view: View) -> Key:
+        return (0.0 if view.by_floor(s) else 1.0, s.tier)
+
+    def urgency(self, s: Sequence, view: View) -> Key:
+        first, *rest = super().urgency(s, view)
+        if first < 0.0:
+            return (-1.0, first, *rest)
+        return (1.0 if view.gated(s) else 0.0, first, *rest)
+
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+        if waiting.tier != running.tier:
+            return waiting.tier < running.tier
+        return super().evicts(waiting, running, view, price_s)
