@@ -137,6 +137,12 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command(context_settings=PASS_ON)
+def bench(context: typer.Context) -> None:
+    """Load a server and print what its users would have felt (arguments of `python -m gateway.bench`)."""
+    _become(["-m", "gateway.bench", *context.args])
+
+
+@app.command(context_settings=PASS_ON)
 def manage(context: typer.Context) -> None:
     """Django's commands (`sluice manage shell`) on the installation in SLUICE_DATA_DIR (default var)."""
     _become(["-m", "django", *context.args])

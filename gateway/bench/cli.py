@@ -29,7 +29,12 @@ from gateway.bench.workload import DATASETS, WORDS, DatasetMissing, Prompt, load
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Load any OpenAI-compatible server and measure it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Load any OpenAI-compatible server and measure it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 console = Console()
 T = TypeVar("T")
 

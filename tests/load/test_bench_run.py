@@ -232,7 +232,7 @@ async def test_gateway_cost_counts_events_and_watches_memory(server: Server) -> 
 async def bench(*arguments: str) -> asyncio.subprocess.Process:
     """The subcommand as a user runs it, in a process of its own."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from gateway.bench.cli import app; app()", *arguments,
+        sys.executable, "-m", "gateway.cli", "bench", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=os.environ | {"COLUMNS": "140"},
     )  # fmt: skip
 
