@@ -132,12 +132,6 @@ def replay(context: typer.Context) -> None:
 
 @app.command(context_settings=PASS_ON)
 def bench(context: typer.Context) -> None:
-    """Load any OpenAI-compatible server and measure it (serve, ab, gateway)."""
-    _become(["-m", "gateway.bench", *context.args])
-
-
-@app.command(context_settings=PASS_ON)
-def bench(context: typer.Context) -> None:
     """Load a server and print what its users would have felt (arguments of `python -m gateway.bench`)."""
     _become(["-m", "gateway.bench", *context.args])
 
