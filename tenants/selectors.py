@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from django.core.exceptions import PermissionDenied
@@ -10,11 +12,11 @@ from django.db.models import QuerySet
 from tenants.models import ApiKey, AuditEvent, Membership, Project, Tenant, Tier, TierTarget, User
 
 __all__ = [
+    "TargetHistory",
     "api_keys",
     "audit_events",
     "may",
     "projects",
-    "targets_at",
     "tenant_for",
     "tenants_for",
     "tiers",
@@ -75,8 +77,24 @@ def tiers() -> list[Tier]:
     return list(Tier.objects.order_by("rank"))
 
 
-def targets_at(tier: str, at: datetime) -> tuple[int, int] | None:
-    """(TTFT, TPOT) targets in ms in force at a time; before the first, the first. None: no such tier."""
-    history = TierTarget.objects.filter(tier__name=tier)
-    row = history.filter(since__lte=at).order_by("-since").first() or history.order_by("since").first()
-    return (row.ttft_ms, row.tpot_ms) if row else None
+@dataclass(frozen=True, slots=True)
+class TargetHistory:
+    """Latency targets of some tiers over time."""
+
+    by_tier: dict[str, list[tuple[datetime, int, int]]]
+
+    @classmethod
+    def load(cls, names: Iterable[str]) -> TargetHistory:
+        by_tier: dict[str, list[tuple[datetime, int, int]]] = {}
+        rows = TierTarget.objects.filter(tier__name__in=set(names)).order_by("since")
+        for name, since, ttft_ms, tpot_ms in rows.values_list("tier__name", "since", "ttft_ms", "tpot_ms"):
+            by_tier.setdefault(name, []).append((since, ttft_ms, tpot_ms))
+        return cls(by_tier)
+
+    def at(self, tier: str, at: datetime) -> tuple[int, int] | None:
+        """(TTFT, TPOT) targets in ms in force at a time; before the first, the first. None: no such tier."""
+        history = self.by_tier.get(tier)
+        if not history:
+            return None
+        in_force = [target for target in history if target[0] <= at] or history[:1]
+        return in_force[-1][1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -31,6 +31,7 @@ __all__ = [
     "revoke_key",
     "rotate_key",
     "set_status",
+    "touch_keys",
     "update_tenant",
     "update_tier",
 ]
@@ -226,6 +227,20 @@ def revoke_key(actor: Actor, key: ApiKey) -> None:
     tenant = key.project.tenant
     audit.record(actor, "key.revoke", f"key:{key.public_id}", tenant=tenant.slug)
     announce.changed(tenant)
+
+
+def touch_keys(used: Mapping[str, datetime]) -> None:
+    """Note when keys (by public id) were last used, to the minute: a fact about them, not a change of them.
+
+    Rows are locked in key order, as every writer of several rows does.
+    """
+    keys = ApiKey.objects.filter(public_id__in=used).order_by("pk")
+    with transaction.atomic():
+        for key in keys.select_for_update(skip_locked=True).only("public_id", "last_used_at"):
+            at = used[key.public_id]
+            if key.last_used_at is None or at - key.last_used_at > timedelta(minutes=1):
+                key.last_used_at = at
+                key.save(update_fields=["last_used_at"])
 
 
 @transaction.atomic

@@ -147,6 +147,10 @@ class Keys:
         """Stream of `Outcome` (field `o`)."""
         return f"{self.prefix}outcomes"
 
+    def set_aside(self, stream: str) -> str:
+        """Stream: entries of `usage` or `outcomes` that can't be read (fields `reason`, `id` and the entry's own)."""
+        return f"{self.prefix}aside:{stream}"
+
     @property
     def refusals(self) -> str:
         """Capped stream of `Refusal` (field `r`)."""

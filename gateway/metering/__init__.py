@@ -1,4 +1,4 @@
-"""What happened to each request, durably: settling usage, recording outcomes, SLO verdicts, minute rollups, the live view.
+"""What happened to each request, durably: settled usage, outcomes, SLO verdicts, minute rollups and the live view.
 
 It must not know HTTP or how a request is admitted; it reads the streams that engines and gateways leave behind.
 

@@ -105,7 +105,5 @@ class MinuteRollup(models.Model):
     ttft_p95_s = models.FloatField(null=True)
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["minute", "tenant", "tier", "pool", "currency"], name="rollup_once")
-        ]
+        constraints = [models.UniqueConstraint(fields=["minute", "tenant", "tier", "pool"], name="rollup_once")]
         indexes = [models.Index(fields=["tenant", "minute"], name="rollup_by_tenant")]

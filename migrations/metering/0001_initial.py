@@ -54,7 +54,7 @@ class Migration(migrations.Migration):
             options={
                 "indexes": [models.Index(fields=["tenant", "minute"], name="rollup_by_tenant")],
                 "constraints": [
-                    models.UniqueConstraint(fields=("minute", "tenant", "tier", "pool", "currency"), name="rollup_once")
+                    models.UniqueConstraint(fields=("minute", "tenant", "tier", "pool"), name="rollup_once")
                 ],
             },
         ),

@@ -36,7 +36,7 @@ class Price(models.Model):
 
 
 class PriceVersion(models.Model):
-    """Rates from `valid_from` until `valid_to` (None: open), nano-units per million tokens. Published, they stay (I4)."""
+    """Rates from `valid_from` until `valid_to` (None: open), nano-units per million tokens. Published, it stays."""
 
     price = models.ForeignKey(Price, on_delete=models.PROTECT, related_name="versions")
     number = models.PositiveIntegerField()
@@ -140,7 +140,7 @@ class Settlement(models.Model):
 
 
 class UsageRecord(models.Model):
-    """What one request used and what it cost. Partitioned by month on its UUIDv7 key, which holds the admission time."""
+    """What one request used and cost. Partitioned by month on its UUIDv7 key, which holds the admission time."""
 
     request_id = models.UUIDField(primary_key=True)
     tenant = models.CharField(max_length=48)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
@@ -13,10 +12,10 @@ from django.db.models import QuerySet
 from tenants.billing.models import Balance, LedgerAccount, UsageRecord
 from tenants.billing.pricebook import PriceBook
 from tenants.billing.rating import PriceFacts, nano
+from tenants.models import Tenant
 from tenants.threads import off_loop
 
 __all__ = [
-    "BalanceNano",
     "balance",
     "balance_nano",
     "load_balance_nano",
@@ -34,14 +33,6 @@ def load_price_facts(price_class: str, at: datetime) -> PriceFacts | None:
 price_facts = off_loop(load_price_facts)
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceNano:
-    """A tenant's balance for `account` in Redis: nano-units rounded down, and the sequence that orders it."""
-
-    balance_nano: int
-    sequence: int
-
-
 def balance(tenant: str, currency: str) -> tuple[Decimal, int]:
     """(amount, sequence) of the tenant's account; (0, 0) before its first entry."""
     row = Balance.objects.filter(
@@ -50,10 +41,11 @@ def balance(tenant: str, currency: str) -> tuple[Decimal, int]:
     return (row.amount, row.sequence) if row else (Decimal(0), 0)
 
 
-def load_balance_nano(tenant: str, currency: str) -> BalanceNano:
-    """What `admit` needs after Redis lost the account."""
+def load_balance_nano(tenant: str) -> tuple[int, int]:
+    """(nano-units rounded down, sequence) of a tenant's account in its own currency, for `account` in Redis."""
+    currency = Tenant.objects.values_list("currency", flat=True).get(slug=tenant)
     amount, sequence = balance(tenant, currency)
-    return BalanceNano(nano(amount), sequence)
+    return nano(amount), sequence
 
 
 balance_nano = off_loop(load_balance_nano)

@@ -85,5 +85,4 @@ def top_up(actor: Actor, tenant: Tenant, amount: Decimal, note: str) -> LedgerTr
 
 def announce_balance(tenant: Tenant) -> None:
     """Tell the data plane the tenant's generation and balance; an older sequence than it has is ignored there."""
-    facts = selectors.load_balance_nano(tenant.slug, tenant.currency)
-    announce.publish(tenant.slug, tenant.generation, facts.balance_nano, facts.sequence)
+    announce.publish(tenant.slug, tenant.generation, *selectors.load_balance_nano(tenant.slug))
