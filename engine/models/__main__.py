@@ -36,11 +36,18 @@ def _parser() -> argparse.ArgumentParser:
     list_command = commands.add_parser("list", help="models that are there, and those that can be pulled")
     for command in (pull_command, list_command):
         command.add_argument("--data-dir", type=Path, default=Path("var"), help="default: var")
-        command.add_argument("--json", action="store_true", help="one line of JSON instead of a table or bar")
+        command.add_argument(
+            "--json",
+            action="store_true",
+            help="one line of JSON instead of a table or bar; progress as lines of JSON on standard error",
+        )
     return parser
 
 
 def _pull(name: str, data_dir: Path, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(_facts(pull(name, data_dir, _say_progress))) + "\n")
+        return
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -50,10 +57,13 @@ def _pull(name: str, data_dir: Path, *, as_json: bool) -> None:
             bar.update(task, description=f"{name}: {what}", completed=done, total=total if done else None)
 
         model = pull(name, data_dir, show)
-    if as_json:
-        sys.stdout.write(json.dumps(_facts(model)) + "\n")
-    else:
-        console.print(f"{model.name} is in {model.path}", soft_wrap=True, highlight=False)
+    console.print(f"{model.name} is in {model.path}", soft_wrap=True, highlight=False)
+
+
+def _say_progress(what: str, done: int, total: int) -> None:
+    """For whoever draws the bar: one line of JSON on standard error."""
+    sys.stderr.write(json.dumps({"what": what, "done": done, "total": total}) + "\n")
+    sys.stderr.flush()
 
 
 def _list(data_dir: Path, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.local.folder import DataFolder, FolderError
@@ -127,13 +127,17 @@ class _Up:
         if options.model_is_path:
             return options.model
         self.screen.begin("model")
-        printed = await self._step(
-            "model",
-            ["-m", "engine.models", "pull", options.model, "--data-dir", str(self.folder.path)],
-            dict(os.environ),
-        )
+        command = ["-m", "engine.models", "pull", options.model, "--data-dir", str(self.folder.path), "--json"]
+        printed = await self._step("model", command, self.stack.environment(), self._show_download)
         self.screen.done("model", options.model)
-        return printed.splitlines()[-1].strip()
+        return str(json.loads(printed)["path"])
+
+    def _show_download(self, line: str) -> None:
+        try:
+            told = json.loads(line)
+            self.screen.progress("model", told["done"], told["total"])
+        except (ValueError, LookupError, TypeError):
+            return  # something else it said; it is in the log
 
     async def _start_engines(self, valkey: asyncio.Task[None], model: asyncio.Task[str]) -> None:
         await valkey
@@ -158,12 +162,25 @@ class _Up:
         fresh = any(tenant.get("key") for tenant in created.get("tenants", {}).values())
         self.screen.done("tenants", "created" if fresh else "as they were")
 
-    async def _step(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> str:
-        """Run a command to its end and give back what it printed; what it says on standard error goes to its log."""
+    async def _step(
+        self,
+        name: str,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        follow: Callable[[str], None] | None = None,
+    ) -> str:
+        """Run a command to its end and give back what it printed; its standard error goes to a log of this run.
+
+        `follow` is called with the log's newest line while it runs.
+        """
         log, output = self.folder.log(name), self.folder.logs / f".{name}.{os.getpid()}"
+        log.unlink(missing_ok=True)
         child = spawn([*PYTHON, *arguments], env=environment, log=log, output=output)
         try:
-            await ended(child)
+            waiting = asyncio.create_task(ended(child))
+            while not (await asyncio.wait({waiting}, timeout=0.1 if follow else None))[0]:
+                if follow is not None:
+                    follow(last_line(log))
             if child.returncode != 0:
                 how = describe_exit(child.returncode)
                 raise UpError(f"{name} failed ({how}): {last_line(log)} (see {log})")

@@ -149,7 +149,7 @@ def test_unreachable_binaries_are_copied_beside_the_data(place: Path, monkeypatc
 _AS_USER = """
 import os, sys
 from pathlib import Path
-import psycopg, redis
+import psycopg
 from gateway.local.postgres import PostgresServer
 from gateway.local.valkey import ValkeyServer
 root = Path(sys.argv[1])
@@ -159,7 +159,7 @@ valkey = ValkeyServer(root / "vk", root / "vk/run", "secret", root / "valkey.log
 for server in (postgres, valkey):
     server.start()
 assert psycopg.connect(postgres.url).execute("SELECT 1").fetchone() == (1,)
-assert redis.Redis.from_url(valkey.url).ping()
+assert valkey.ready()
 for server in (valkey, postgres):
     server.stop()
 print("done")
