@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from django.db import Error as DatabaseError
 from redis.exceptions import RedisError
 
 from engine.protocol.events import Kind
@@ -32,7 +33,7 @@ __all__ = ["Admission", "Arrival", "Order", "Ticket"]
 log = logging.getLogger(__name__)
 
 Balance = Callable[[str], Awaitable[tuple[int, int]]]
-"""A tenant's (balance in nano-units, ledger sequence) from the ledger, for when Redis has lost it."""
+"""A tenant's (balance in nano-units, ledger sequence), from the ledger, for when Redis has lost it."""
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class Arrival:
     model: str = ""
     tier: str = ""
     trace: str = ""
+    admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,9 @@ class Admission:
         model = await self._dispatcher.registry.find(name)
         if model is None or not _may_use(principal, model):
             raise ApiError(
-                "model_not_found", f"The model '{name[:128]}' does not exist or you do not have access to it.", param="model"
+                "model_not_found",
+                f"The model '{name[:128]}' does not exist or you do not have access to it.",
+                param="model",
             )
         return model
 
@@ -130,7 +134,7 @@ class Admission:
         trail.tenant, trail.tier, trail.pool = principal.tenant, tier.name, order.model.pool
         trail.emit(Kind.RECEIVED, model=order.model.card.model, kind=order.kind, stream=order.stream)
         route = _route(arrival, principal, tier, order)
-        flight = self._dispatcher.open(route, order.choices, trail, arrival.received, arrival.received_ms)
+        flight = self._dispatcher.open(route, order.choices, order.n, trail, arrival.received, arrival.received_ms)
         flight.reply.on_overflow = lambda: self._dispatcher.abandon_slow(flight)
         asking = asyncio.create_task(self._ask(principal, tier, order, route.request, arrival))
         try:
@@ -146,6 +150,7 @@ class Admission:
         if not verdict.ok:
             self._dispatcher.forget(flight)
             raise _refusal(verdict)
+        arrival.admitted = True
         trail.emit(Kind.ADMITTED, prompt_tokens=order.prompt_tokens, choices=order.choices)
         trail.emit(Kind.QUEUED, depth=verdict.depth)
         return Ticket(flight, order, principal, tier, verdict)
@@ -173,15 +178,24 @@ class Admission:
                 verdict = await self._dispatcher.functions.admit(facts, work)
             except (RedisError, OSError) as error:
                 log.warning("admission of %s: %s", request, error)
-                raise ApiError("backend_unavailable", "The queue can't be reached right now.", retry_after_s=2) from None
+                raise ApiError(
+                    "backend_unavailable", "The queue can't be reached right now.", retry_after_s=2
+                ) from None
             if verdict.code != "stale_principal":
                 return verdict
             if verdict.detail == "balance":
-                balance, sequence = await self._balance(principal.tenant)
-                await self._dispatcher.functions.account(principal.tenant, principal.generation, balance, sequence)
+                await self._restore_balance(principal)
             else:
                 principal = await self._identity.refresh(principal)
         raise ApiError("identity_unavailable", "Your account is changing; try again.", retry_after_s=1)
+
+    async def _restore_balance(self, principal: Principal) -> None:
+        """Redis lost the account (it was wiped): tell it what the ledger says."""
+        try:
+            balance_nano, sequence = await self._balance(principal.tenant)
+        except (DatabaseError, OSError):
+            raise ApiError("identity_unavailable", "Your balance can't be read right now.", retry_after_s=5) from None
+        await self._dispatcher.functions.account(principal.tenant, principal.generation, balance_nano, sequence)
 
     def refused(self, arrival: Arrival, error: ApiError) -> None:
         """Count a refusal and keep it for "explain". Nothing else does: a refused request has no usage record."""

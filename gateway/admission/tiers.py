@@ -26,5 +26,7 @@ def choose_tier(principal: Principal, service_tier: str | None) -> TierFacts:
         return principal.tiers[-1]
     allowed = ", ".join(f"'{t.name}'" for t in principal.tiers)
     raise ApiError(
-        "tier_not_allowed", f"This API key may not use the service tier asked for; it may use {allowed}.", param="service_tier"
+        "tier_not_allowed",
+        f"This API key may not use the service tier asked for; it may use {allowed}.",
+        param="service_tier",
     )

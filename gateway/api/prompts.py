@@ -40,13 +40,13 @@ class Prompts:
             try:
                 return (tuple(self.tokenizer(card).chat(messages, tools=tools)),)
             except TemplateError as error:
-                raise ApiError("invalid_value", f"The messages do not fit this model: {error}.", param="messages") from None
+                raise ApiError(
+                    "invalid_value", f"The messages do not fit this model: {error}.", param="messages"
+                ) from None
 
         return await self.off_loop(encode)
 
-    async def completion(
-        self, card: ModelCard, prompts: Sequence[str | list[int]]
-    ) -> tuple[tuple[int, ...], ...]:
+    async def completion(self, card: ModelCard, prompts: Sequence[str | list[int]]) -> tuple[tuple[int, ...], ...]:
         """The ids of each prompt. Given ids are checked against the vocabulary."""
         _check_size(card, max(len(p) for p in prompts if isinstance(p, str)) if _any_text(prompts) else 0, "prompt")
 
@@ -66,7 +66,9 @@ class Prompts:
         for token in prompt:
             if not 0 <= token < card.vocab_size:
                 raise ApiError(
-                    "invalid_value", f"{token} is not a token id of this model (0 to {card.vocab_size - 1}).", param="prompt"
+                    "invalid_value",
+                    f"{token} is not a token id of this model (0 to {card.vocab_size - 1}).",
+                    param="prompt",
                 )
         return tuple(prompt)
 

@@ -79,9 +79,9 @@ class Dispatcher:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def open(self, route: Route, choices: int, trail: Trail, received: float, received_ms: int) -> Flight:
+    def open(self, route: Route, choices: int, n: int, trail: Trail, received: float, received_ms: int) -> Flight:
         """Listen for a request's deltas. Before it is enqueued, so that none can come too early."""
-        reply = Reply(route.request, choices)
+        reply = Reply(route.request, choices, n)
         flight = Flight(route, reply, trail, self.recorder, received, received_ms)
         self._flights[route.request] = flight
         return flight

@@ -44,7 +44,7 @@ class Trail:
     tier: str = ""
     pool: str = ""
 
-    def emit(self, kind: Kind, **attributes: str | int | float | bool | None) -> None:
+    def emit(self, kind: Kind, /, **attributes: str | int | float | bool | None) -> None:
         now = time.monotonic()
         since, self.last = now - self.last, now
         self.recorder.event(

@@ -28,12 +28,15 @@ class Reply:
         "ended",
         "epoch",
         "limit",
+        "n",
         "on_overflow",
         "request",
     )
 
-    def __init__(self, request: str, choices: int, limit: int = MAX_PENDING) -> None:
+    def __init__(self, request: str, choices: int, n: int = 1, limit: int = MAX_PENDING) -> None:
         self.request = request
+        self.n = n
+        """Choices per prompt: a prompt's cached tokens are counted once."""
         self.limit = limit
         self.epoch = 0
         self.ended = False
@@ -58,8 +61,9 @@ class Reply:
         if delta.epoch < self.epoch:
             return
         self.epoch = delta.epoch
-        if delta.finish == "error":
-            self.fail(ApiError(delta.code or "engine_error", delta.detail or "The engine could not finish this request."))
+        if delta.finish in ("error", "abort"):
+            code = delta.code or ("engine_lost" if delta.finish == "abort" else "engine_error")
+            self.fail(ApiError(code, f"The engine could not finish this request: {delta.detail or delta.finish}."))
             return
         choice = delta.choice
         if choice not in self._open:
@@ -77,7 +81,7 @@ class Reply:
             self._keep(delta)
 
     def _keep(self, delta: Delta) -> None:
-        if delta.cached_tokens and delta.start == 0:
+        if delta.cached_tokens and delta.start == 0 and delta.choice % self.n == 0:
             self.cached_tokens += delta.cached_tokens
         self._pending.append(delta)
         if delta.last or not self._open:

@@ -71,7 +71,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ApiError("duplicate_key", f"The key '{key[:64]}' appears twice in one JSON object.", param=key[:64])
+                raise ApiError(
+                    "duplicate_key", f"The key '{key[:64]}' appears twice in one JSON object.", param=key[:64]
+                )
             seen.add(key)
 
 

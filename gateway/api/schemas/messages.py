@@ -86,9 +86,7 @@ class FunctionMessage(Struct, tag_field="role", tag="function"):
     name: str
 
 
-Message = (
-    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
-)
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
 def render(messages: list[Message]) -> list[dict[str, Any]]:
@@ -123,9 +121,7 @@ def _assistant(message: AssistantMessage, content: str, where: str) -> dict[str,
     if message.function_call is not None:
         calls.append(ToolCall(id="call_0", function=message.function_call))
     if message.content is None and not calls and message.refusal is None:
-        raise ApiError(
-            "invalid_value", f"'{where}' has neither content nor tool calls.", param=f"{where}.content"
-        )
+        raise ApiError("invalid_value", f"'{where}' has neither content nor tool calls.", param=f"{where}.content")
     rendered: dict[str, Any] = {"role": "assistant", "content": content or message.refusal or ""}
     if calls:
         rendered["tool_calls"] = msgspec.to_builtins(calls)

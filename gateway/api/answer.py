@@ -1,0 +1,205 @@
+"""An admitted request as what its client gets: one JSON object, or a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.protocol.messages import Delta, TokenLogprob
+from gateway.admission.admission import Ticket
+from gateway.api.frames import (
+    DONE,
+    KEEP_ALIVE,
+    ChatFrames,
+    CompletionFrames,
+    Usage,
+    chat_logprobs,
+    completion_logprobs,
+    error_frame,
+)
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError
+
+__all__ = ["Answer", "Wish"]
+
+KEEP_ALIVE_S = 10.0
+"""Silence on a stream after which a comment is sent, so that proxies don't take it for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How the client wants its answer. `echoes`: by choice, text to put before the model's (empty: none)."""
+
+    chat: bool
+    include_usage: bool = False
+    logprobs: bool = False
+    tier: str | None = None
+    echoes: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What has been received of one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+    tokens: int = 0
+    started: bool = False
+    length: int = 0
+    """Characters sent so far."""
+
+
+class Answer:
+    """Owns the client's side of a flight: every exit path ends in `close`, which leaves exactly one outcome."""
+
+    def __init__(self, ticket: Ticket, wish: Wish, dispatcher: Dispatcher) -> None:
+        self.ticket, self._wish, self._dispatcher = ticket, wish, dispatcher
+        self._flight = ticket.flight
+        self._choices = [_Choice() for _ in range(ticket.order.choices)]
+        self._created = int(time.time())
+        prefix = "chatcmpl" if wish.chat else "cmpl"
+        self._id = f"{prefix}-{ticket.flight.route.request}"
+
+    async def first(self, wait_s: float) -> list[Delta]:
+        """Wait for the first deltas, so that an error keeps its status; empty when they take longer than `wait_s`."""
+        return await self._flight.reply.get(wait_s)
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer."""
+        reply = self._flight.reply
+        while batch := await reply.get():
+            tokens = 0
+            for delta in batch:
+                choice = self._choices[delta.choice]
+                tokens += self._count(choice, delta)
+                if delta.text:
+                    choice.texts.append(delta.text)
+                choice.logprobs.extend(delta.logprobs)
+            self._flight.delivered(tokens)
+        self._finished()
+        return self._object()
+
+    async def events(self, batch: list[Delta]) -> AsyncIterator[bytes]:
+        """The answer as server-sent events; what fails after the first byte is said in the last one."""
+        self._flight.consumer = asyncio.current_task()
+        reply, frames = self._flight.reply, self._frames()
+        try:
+            if not batch and not reply.ended:
+                yield KEEP_ALIVE
+            while batch or not reply.ended:
+                if batch:
+                    sent = self._encode(frames, batch)
+                    if sent:
+                        yield sent
+                batch = await reply.get(KEEP_ALIVE_S)
+                if not batch and not reply.ended:
+                    yield KEEP_ALIVE
+        except ApiError as error:
+            self._flight.end(200, "error", error.code)
+            yield error_frame(error)
+            return
+        self._finished()
+        yield (frames.usage(self._usage()) if self._wish.include_usage else b"") + DONE
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The client's side is over. If it ended early the engine is told, and the outcome says so."""
+        flight = self._flight
+        if flight.ended:
+            return
+        if isinstance(error, ApiError):
+            flight.end(error.status, "error", error.code)
+        else:
+            slow = flight.stopping and flight.reply.ended
+            self._dispatcher.abandon(flight, "client_disconnected")
+            flight.end(499, "abort", "slow_client" if slow else "client_disconnected")
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _count(self, choice: _Choice, delta: Delta) -> int:
+        new = len(delta.tokens)
+        choice.tokens += new
+        if delta.finish is not None:
+            choice.finish = delta.finish
+        return new
+
+    def _frames(self) -> ChatFrames | CompletionFrames:
+        kind = ChatFrames if self._wish.chat else CompletionFrames
+        model = self.ticket.order.model.card.model
+        return kind(self._id, self._created, model, self._wish.tier, self._wish.include_usage)
+
+    def _encode(self, frames: ChatFrames | CompletionFrames, batch: list[Delta]) -> bytes:
+        parts: list[bytes] = []
+        tokens = 0
+        for delta in batch:
+            choice = self._choices[delta.choice]
+            tokens += self._count(choice, delta)
+            text = delta.text
+            if not choice.started and self._wish.echoes:
+                text = self._wish.echoes[delta.choice] + text
+            if delta.logprobs:
+                choice.logprobs.extend(delta.logprobs)
+            # Log-probabilities of tokens whose text is still held back wait for it.
+            if text or (choice.logprobs and delta.finish is not None):
+                parts.append(frames.text(delta.choice, text, self._take_logprobs(frames, choice), not choice.started))
+                choice.started = True
+                choice.length += len(text)
+            if delta.finish is not None:
+                parts.append(frames.end(delta.choice, delta.finish, not choice.started))
+                choice.started = True
+        if parts:
+            self._flight.delivered(tokens)
+        return b"".join(parts)
+
+    def _take_logprobs(self, frames: ChatFrames | CompletionFrames, choice: _Choice) -> bytes:
+        if not choice.logprobs:
+            return b"null"
+        taken, choice.logprobs = choice.logprobs, []
+        return frames.logprobs(taken, choice.length)
+
+    def _finished(self) -> None:
+        self._flight.end(200, self._choices[0].finish or "stop")
+
+    def _usage(self) -> Usage:
+        prompt = self.ticket.order.prompt_tokens
+        completion = sum(c.tokens for c in self._choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self._flight.reply.cached_tokens, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
+
+    def _object(self) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion" if self._wish.chat else "text_completion",
+            "created": self._created,
+            "model": self.ticket.order.model.card.model,
+            "choices": [self._shape(i, c) for i, c in enumerate(self._choices)],
+            "usage": self._usage(),
+            "system_fingerprint": None,
+        }
+        if self._wish.tier is not None:
+            answer["service_tier"] = self._wish.tier
+        return answer
+
+    def _shape(self, index: int, choice: _Choice) -> dict[str, Any]:
+        text = "".join(choice.texts)
+        finish = choice.finish or "stop"
+        if self._wish.chat:
+            logprobs = chat_logprobs(choice.logprobs) if self._wish.logprobs else None
+            message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+        echo = self._wish.echoes[index] if self._wish.echoes else ""
+        older = completion_logprobs(choice.logprobs, len(echo)) if self._wish.logprobs else None
+        return {"text": echo + text, "index": index, "logprobs": older, "finish_reason": finish}

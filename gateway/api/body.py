@@ -1,0 +1,79 @@
+"""Reading a request's body under limits that count what it is after decompression."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gateway.errors import ApiError
+
+__all__ = ["Disconnected", "read_body"]
+
+Receive = Callable[[], Awaitable[Any]]
+
+_TIMEOUT_S = 30.0
+_DRAIN_FACTOR = 16
+"""An oversized body is read to its end (and thrown away) up to this multiple of the limit: a client that is cut off while
+it still sends can't read the 413 that tells it why."""
+
+
+class Disconnected(Exception):
+    """The client left before its request was complete."""
+
+
+async def read_body(headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes:
+    """The whole body, decompressed. `ApiError` 413, 415, 408 or 400."""
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
+    if encoding not in ("identity", "", "gzip", "deflate"):
+        raise ApiError("unsupported_media_type", f"The content encoding '{encoding[:32]}' is not supported; use gzip.")
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            raw = await _collect(headers, receive, limit)
+    except TimeoutError:
+        raise ApiError("request_timeout", "The request body did not arrive in time.") from None
+    return raw if encoding in ("identity", "") else _inflate(raw, encoding, limit)
+
+
+async def _collect(headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes:
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > limit * _DRAIN_FACTOR:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size <= limit:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+            if size > limit * _DRAIN_FACTOR:
+                raise _too_large(limit)
+        if not message.get("more_body", False):
+            break
+    if size > limit:
+        raise _too_large(limit)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _inflate(raw: bytes, encoding: str, limit: int) -> bytes:
+    # 47: zlib or gzip, told apart by the header.
+    inflater = zlib.decompressobj(47 if encoding == "gzip" else 15)
+    try:
+        body = inflater.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise ApiError("invalid_encoding", f"The request body is not valid {encoding}: {error}.") from None
+    if len(body) > limit:
+        raise _too_large(limit)
+    if not inflater.eof:
+        raise ApiError("invalid_encoding", f"The {encoding} request body is incomplete.")
+    return body
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError("request_too_large", f"The request body is larger than {limit} bytes.")

@@ -1,0 +1,201 @@
+"""`POST /v1/chat/completions` and `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.http import HttpResponseBase, StreamingHttpResponse
+
+from engine.protocol.messages import ModelCard, Sampling
+from gateway.admission.admission import Order, limit_headers
+from gateway.api.answer import Answer, Wish
+from gateway.api.handler import DataRequest
+from gateway.api.responses import json_response
+from gateway.api.routes import check_json
+from gateway.api.schemas.chat import ChatRequest
+from gateway.api.schemas.common import GenerationRequest, check_bias, stops_of, unsupported
+from gateway.api.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from gateway.api.schemas.decode import decode_body
+from gateway.api.schemas.messages import render
+from gateway.dispatch.registry import Model
+from gateway.errors import ApiError
+from gateway.plane import Plane, current
+
+__all__ = ["chat_completions", "completions"]
+
+_BIG_BODY = 65_536
+"""Larger bodies are parsed in a thread: a megabyte takes milliseconds that other streams would wait for."""
+
+_STREAM_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
+
+
+async def chat_completions(request: DataRequest) -> HttpResponseBase:
+    plane = current()
+    principal = await plane.admission.identify(request.arrival, "inference")
+    body = await _parse(plane, request, ChatRequest)
+    model = await plane.admission.find_model(request.arrival, principal, body.model)
+    _check_capability(model, "chat", "messages")
+    messages = render(body.messages)
+    tools = _tools(body, model)
+    sampling = _sampling(
+        body, model.card, body.token_limit, top_logprobs=_chat_logprobs(body), grammar=_grammar(body, model)
+    )
+    prompts = await plane.prompts.chat(model.card, messages, tools)
+    order = _order(body, "chat", model, prompts, sampling, "messages", messages)
+    wish = Wish(chat=True, include_usage=body.include_usage, logprobs=bool(body.logprobs), tier=body.service_tier)
+    return await _answer(plane, request, principal, order, wish)
+
+
+async def completions(request: DataRequest) -> HttpResponseBase:
+    plane = current()
+    principal = await plane.admission.identify(request.arrival, "inference")
+    body = await _parse(plane, request, CompletionRequest)
+    model = await plane.admission.find_model(request.arrival, principal, body.model)
+    _check_capability(model, "completion", "prompt")
+    if body.max_tokens == 0:
+        raise unsupported("max_tokens", "an echo without an answer can't be computed; ask for at least 1 token.")
+    limit = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
+    wanted = body.logprobs if body.logprobs is not None else -1
+    if wanted >= 0 and body.echo:
+        raise unsupported("logprobs", "log-probabilities of the prompt can't be computed; drop 'echo' or 'logprobs'.")
+    sampling = _sampling(body, model.card, limit, top_logprobs=wanted, grammar="")
+    given = body.prompts()
+    prompts = await plane.prompts.completion(model.card, given)
+    echoes = await _echoes(plane, body, model.card, given) if body.echo else ()
+    order = _order(body, "completion", model, prompts, sampling, "prompt", [])
+    wish = Wish(
+        chat=False, include_usage=body.include_usage, logprobs=wanted >= 0, tier=body.service_tier, echoes=echoes
+    )
+    return await _answer(plane, request, principal, order, wish)
+
+
+async def _parse(plane: Plane, request: DataRequest, kind: type[Any]) -> Any:
+    check_json(request)
+    if len(request.raw) > _BIG_BODY:
+        body = await plane.prompts.off_loop(lambda: decode_body(request.raw, kind))
+    else:
+        body = decode_body(request.raw, kind)
+    body.check()
+    return body
+
+
+async def _answer(plane: Plane, request: DataRequest, principal: Any, order: Order, wish: Wish) -> HttpResponseBase:
+    """Admit, then answer whole or as events. Whatever ends it early, `Answer.close` is reached."""
+    ticket = await plane.admission.admit(request.arrival, principal, order)
+    if wish.tier is not None:
+        wish = _with_tier(wish, ticket.tier.name)
+    answer = Answer(ticket, wish, plane.dispatcher)
+    headers = limit_headers(ticket.verdict)
+    try:
+        if not order.stream:
+            return json_response(await answer.whole(), headers=headers)
+        first = await answer.first(settings.SLUICE_FIRST_BYTE_WAIT_S)
+    except BaseException as error:
+        answer.close(error)
+        raise
+    response = StreamingHttpResponse(
+        answer.events(first), content_type="text/event-stream; charset=utf-8", headers=_STREAM_HEADERS | headers
+    )
+    # Also when the client leaves before the first event is asked for and the generator never runs.
+    response._resource_closers.append(answer.close)
+    return response
+
+
+def _with_tier(wish: Wish, tier: str) -> Wish:
+    from dataclasses import replace
+
+    return replace(wish, tier=tier)
+
+
+def _sampling(
+    body: GenerationRequest, card: ModelCard, limit: int | None, *, top_logprobs: int, grammar: str
+) -> Sampling:
+    temperature = body.temperature if body.temperature is not None else 1.0
+    top_p = body.top_p if body.top_p is not None else 1.0
+    for token in body.stop_token_ids or ():
+        if token >= card.vocab_size:
+            raise ApiError("invalid_value", f"{token} is not a token id of this model.", param="stop_token_ids")
+    if top_logprobs >= 0 and "logprobs" not in card.capabilities:
+        raise unsupported("logprobs", "this model does not report log-probabilities.")
+    return Sampling(
+        max_tokens=limit if limit is not None else card.context_length,
+        # A nucleus of nothing is the most likely token.
+        temperature=temperature if top_p > 0 else 0.0,
+        top_p=top_p if top_p > 0 else 1.0,
+        top_k=body.top_k or 0,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        logit_bias=check_bias(body.logit_bias, card.vocab_size),
+        stop=stops_of(body.stop),
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        logprobs=top_logprobs,
+        grammar=grammar,
+    )
+
+
+def _order(
+    body: GenerationRequest,
+    kind: str,
+    model: Model,
+    prompts: tuple[tuple[int, ...], ...],
+    sampling: Sampling,
+    param: str,
+    messages: list[dict[str, Any]],
+) -> Order:
+    return Order(
+        kind=kind,
+        model=model,
+        prompts=prompts,
+        sampling=sampling,
+        param=param,
+        n=body.n or 1,
+        seed=body.seed,
+        service_tier=body.service_tier,
+        stream=bool(body.stream),
+        deadline_ms=body.deadline_ms,
+        messages=messages,
+    )
+
+
+def _chat_logprobs(body: ChatRequest) -> int:
+    return (body.top_logprobs or 0) if body.logprobs else -1
+
+
+def _check_capability(model: Model, capability: str, param: str) -> None:
+    if capability not in model.card.capabilities:
+        raise ApiError(
+            "unsupported_value", f"The model '{model.card.model}' can't be used on this route ({param}).", param="model"
+        )
+
+
+def _tools(body: ChatRequest, model: Model) -> list[dict[str, Any]] | None:
+    if not body.tools or body.tool_choice == "none":
+        return None
+    if "tools" not in model.card.capabilities:
+        raise unsupported("tools", "this model can't call tools.")
+    return msgspec.to_builtins(body.tools)
+
+
+def _grammar(body: ChatRequest, model: Model) -> str:
+    grammar = body.grammar()
+    if grammar and "grammar" not in model.card.capabilities:
+        raise unsupported("response_format", "this model's engine can't constrain its answers.")
+    return grammar
+
+
+async def _echoes(plane: Plane, body: CompletionRequest, card: ModelCard, given: list[Any]) -> list[str]:
+    """The text of each prompt, once per choice."""
+    ids = [p for p in given if not isinstance(p, str)]
+    decoded = iter(
+        await plane.prompts.off_loop(lambda: [plane.prompts.tokenizer(card).decode(p, skip_special=False) for p in ids])
+        if ids
+        else []
+    )
+    texts = [p if isinstance(p, str) else next(decoded) for p in given]
+    return [text for text in texts for _ in range(body.n or 1)]

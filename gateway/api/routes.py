@@ -1,0 +1,51 @@
+"""One view per path: picks the method's handler and turns whatever goes wrong into OpenAI's error shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django.http import HttpResponseBase
+
+from gateway.api.handler import DataRequest
+from gateway.api.responses import error_response
+from gateway.errors import ApiError
+from gateway.plane import current
+
+__all__ = ["check_json", "route"]
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[..., Awaitable[HttpResponseBase]]
+
+
+def route(**methods: Handler) -> Handler:
+    """A view of handlers by HTTP method. HEAD is answered as GET."""
+    if "GET" in methods:
+        methods["HEAD"] = methods["GET"]
+    allowed = ", ".join(sorted(methods))
+
+    async def view(request: DataRequest, **kwargs: Any) -> HttpResponseBase:
+        handler = methods.get(request.method or "")
+        try:
+            if handler is None:
+                raise ApiError(
+                    "method_not_allowed",
+                    f"Not allowed to {request.method} here; use {allowed}.",
+                    headers={"allow": allowed},
+                )
+            return await handler(request, **kwargs)
+        except ApiError as error:
+            if not request.arrival.admitted:
+                current().admission.refused(request.arrival, error)
+            return error_response(error)
+
+    return view
+
+
+def check_json(request: DataRequest) -> None:
+    """A body that says it is something else than JSON is not guessed at."""
+    kind = request.META.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError("unsupported_media_type", "Send the request body as application/json.")

@@ -1,0 +1,35 @@
+"""The two ASGI applications of one code base: `data` (the API) and `console` (console and management)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
+django.setup(set_prefix=False)
+
+from channels.routing import ProtocolTypeRouter  # noqa: E402
+from django.core.handlers.asgi import ASGIHandler  # noqa: E402
+
+from gateway.api.handler import DataHandler  # noqa: E402
+from gateway.plane import lifespan  # noqa: E402
+
+__all__ = ["console", "data"]
+
+_http = DataHandler()
+
+
+async def data(scope: Any, receive: Any, send: Any) -> None:
+    """The data plane: HTTP under `/v1`, and the lifespan that starts and stops its Redis side."""
+    if scope["type"] == "lifespan":
+        await lifespan(receive, send)
+    elif scope["type"] == "http":
+        await _http(scope, receive, send)
+    else:
+        raise ValueError(f"the data plane does not speak {scope['type']}")
+
+
+# Console and management speak HTTP; their push is server-sent events, so the router needs no socket yet.
+console = ProtocolTypeRouter({"http": ASGIHandler()})

@@ -1,0 +1,20 @@
+"""Routes of the data plane. The last pattern answers everything else, so that no page of Django's own is ever shown."""
+
+from __future__ import annotations
+
+from django.urls import path, re_path
+
+from gateway.api import generate, listing
+from gateway.api.routes import route
+
+_any = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"), listing.not_found)
+
+urlpatterns = [
+    path("v1/chat/completions", route(POST=generate.chat_completions)),
+    path("v1/completions", route(POST=generate.completions)),
+    path("v1/models", route(GET=listing.models)),
+    path("v1/models/<path:model>", route(GET=listing.one_model)),
+    path("healthz", route(GET=listing.health)),
+    path("readyz", route(GET=listing.ready)),
+    re_path(r"", route(**_any)),
+]
