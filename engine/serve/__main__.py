@@ -1,0 +1,117 @@
+"""`python -m engine.serve`: one engine process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+
+from engine.backends.contract import Backend
+from engine.protocol.keys import Keys
+from engine.serve.backends import build_backend, build_scheduler
+from engine.serve.link import Link, connect
+from engine.serve.log import Log
+from engine.serve.loop import EXIT_FAULT, StepLoop
+from engine.serve.options import Options, parse
+from engine.serve.puller import Listener, Puller
+from engine.serve.sender import Sender
+from engine.text import Tokenizer
+
+_FLUSH_S = 10.0
+"""How long to wait for Redis to take the last replies and finals."""
+
+
+class Engine:
+    """The parts of one process, put together."""
+
+    def __init__(self, options: Options, backend: Backend, log: Log) -> None:
+        self.options, self.backend, self.log = options, backend, log
+        keys, link = Keys(options.prefix), Link()
+        self.sender = Sender(connect(options.redis_url), keys, options.pool, link, log)
+        self.puller = Puller(
+            connect(options.redis_url), keys, backend.card, options.engine, options.pool, options.lease_ms, link, log
+        )
+        self.listener = Listener(connect(options.redis_url), keys, options.engine, options.pool, link)
+        scheduler = build_scheduler(options.policy, backend.capacity, options)
+        tokenizer = Tokenizer(backend.card)
+        self.loop = StepLoop(backend, scheduler, tokenizer, options.engine, link, self.sender, log)
+        facts = _facts(options, backend)
+        self.puller.heartbeat = lambda: self.loop.heartbeat(facts)
+
+    def run(self) -> int:
+        """Serve until drained, refused or broken. The exit status."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        for thread in (self.sender, self.puller, self.listener):
+            thread.start()
+        status = EXIT_FAULT
+        try:
+            status = self.loop.run()
+        finally:
+            self._leave(status)
+        return status
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.loop.draining:
+            os._exit(128 + number)
+        self.puller.quiet.set()
+        self.loop.drain(self.options.drain_s)
+
+    def _leave(self, status: int) -> None:
+        """Deliver what is left, then give the lease back, which hands on what could not be ended."""
+        self.puller.quiet.set()
+        if not self.sender.flush(_FLUSH_S):
+            self.log.error("not_delivered", finals=self.sender.undelivered)
+        self.puller.stop()
+        self.listener.stopped.set()
+        self.puller.join(timeout=2.0)
+        if self.puller.registered.is_set():
+            try:
+                self.puller.functions.leave(self.options.pool, self.options.engine)
+            except Exception as error:  # Redis is away: the lease lapses by itself
+                self.log.warning("not_left", error=type(error).__name__)
+        self.sender.stop()
+        self.backend.close()
+        self.log.info("stopped", status=status)
+
+
+def _facts(options: Options, backend: Backend) -> dict[str, object]:
+    """The fields of a heartbeat that never change."""
+    try:
+        release = version("sluice")
+    except PackageNotFoundError:
+        release = ""
+    return {
+        "engine": options.engine,
+        "pool": options.pool,
+        "model": backend.card.model,
+        "card_hash": backend.card.hash,
+        "backend": backend.card.backend,
+        "pid": os.getpid(),
+        "started_ms": time.time_ns() // 1_000_000,
+        "kv_blocks": backend.capacity.device_blocks,
+        "block_size": backend.capacity.block_size,
+        "threads": options.threads,
+        "dtype": "" if options.backend == "simulated" else options.dtype,
+        "version": release,
+    }
+
+
+def main() -> int:
+    options = parse()
+    log = Log(options.log_level, engine=options.engine, pool=options.pool)
+    started = time.monotonic()
+    try:
+        backend = build_backend(options)
+    except (ValueError, OSError) as error:
+        log.error("not_started", detail=str(error))
+        return 1
+    log.info("loaded", model=backend.card.model, seconds=round(time.monotonic() - started, 3))
+    return Engine(options, backend, log).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

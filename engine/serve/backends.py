@@ -1,0 +1,46 @@
+"""The backend and the scheduler an engine runs, made from its command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.backends.contract import Backend, Capacity
+from engine.backends.registry import create as create_backend
+from engine.scheduler import Scheduler, SchedulerConfig, create
+from engine.serve.options import Options
+
+__all__ = ["build_backend", "build_scheduler"]
+
+
+def build_backend(options: Options) -> Backend:
+    """Load it. Raises ValueError or OSError with a sentence when the model can't be served."""
+    if options.backend == "simulated":
+        return create_backend("simulated", {"model": options.model_name, "simulate": options.simulate})
+    given: dict[str, Any] = {
+        "path": options.model,
+        "threads": options.threads,
+        "dtype": options.dtype,
+        "model": options.model_name,
+        "context_length": options.context,
+        "kv_memory_bytes": options.kv_memory_mib << 20,
+        "host_memory_bytes": options.host_memory_mib << 20,
+    }
+    sizes = {"max_rows": options.max_rows, "max_step_tokens": options.max_step_tokens}
+    return create_backend(options.backend, given | {name: value for name, value in sizes.items() if value})
+
+
+def build_scheduler(policy: str, capacity: Capacity, options: Options) -> Scheduler:
+    """For what the backend can hold, or less where the command line says so."""
+    rows = min(options.max_rows or capacity.max_rows, capacity.max_rows)
+    tokens = min(options.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens)
+    config = SchedulerConfig(
+        block_size=capacity.block_size,
+        device_blocks=capacity.device_blocks,
+        host_blocks=capacity.host_blocks,
+        max_rows=rows,
+        max_step_tokens=max(tokens, rows),
+        context_length=capacity.context_length,
+        swap_bytes_per_s=capacity.swap_bytes_per_s,
+        block_bytes=capacity.block_bytes,
+    )
+    return create(policy, config)

@@ -1,0 +1,94 @@
+"""What passes between the step loop and the threads that talk to Redis. The loop never waits for the network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from engine.protocol.events import Event
+from engine.protocol.messages import Delta, Work
+
+__all__ = ["Abandoned", "Arrived", "Cancelled", "DrainOrdered", "Inbox", "Link", "Parcel", "Refused", "connect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A pulled request. `era` names the life of the Redis data it came from."""
+
+    work: Work
+    epoch: int
+    era: bytes
+    by_floor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    request: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The engine was given up (it slept past its lease): what it holds belongs to others now."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrdered:
+    """Take no more work, end what runs, leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The pool won't have this engine; the sentence says why."""
+
+    sentence: str
+
+
+Inbox = SimpleQueue[Arrived | Cancelled | Abandoned | DrainOrdered | Refused | None]
+"""`None` only wakes the loop."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """What one step has to say: deltas by gateway, finals as (request, epoch, era, encoded), events, charges."""
+
+    deltas: dict[str, list[Delta]] = field(default_factory=dict)
+    finals: list[tuple[str, int, bytes, bytes]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    charges: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.deltas or self.finals or self.events or self.charges)
+
+
+@dataclass(slots=True)
+class Link:
+    """State that the loop and the puller share. `lock` is held while a pull is under way: the credit it spends was
+    counted without the works it brings, so nobody may offer credit until they are in the inbox."""
+
+    inbox: Inbox = field(default_factory=SimpleQueue)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    credit: dict[str, int] = field(default_factory=dict)
+    tiers: dict[int, str] = field(default_factory=lambda: {0: "interactive", 1: "standard", 2: "batch"})
+    """Names by rank; the puller adds what the pool's queue knows."""
+    accounts: Mapping[str, float] = field(default_factory=dict)
+    nudge: threading.Event = field(default_factory=threading.Event)
+    """Set: pull now."""
+    known: set[str] = field(default_factory=set)
+    """Requests pulled whose Final was not accepted yet."""
+    hungry: bool = False
+    """There is credit, so the pool's wake list may be listened to."""
+
+
+def connect(url: str, timeout_s: float = 5.0) -> Redis:
+    """A blocking client that never repeats a command by itself: a pull done twice would lose what the first brought."""
+    return Redis.from_url(
+        url, socket_timeout=timeout_s, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 0), health_check_interval=0
+    )

@@ -1,0 +1,234 @@
+"""The step loop: take what arrived, plan, execute, commit, hand over what is to be said. One thread, no network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from queue import Empty
+
+from engine.backends.contract import Backend
+from engine.protocol.messages import Heartbeat
+from engine.scheduler import Scheduler
+from engine.scheduler.contract import Accounts, Room
+from engine.serve.link import Abandoned, Arrived, Cancelled, DrainOrdered, Link, Refused
+from engine.serve.log import Log
+from engine.serve.meter import Meter
+from engine.serve.roster import Roster
+from engine.serve.sender import Sender
+from engine.text import Tokenizer
+
+__all__ = ["EXIT_FAULT", "EXIT_REFUSED", "StepLoop"]
+
+EXIT_FAULT = 70
+EXIT_REFUSED = 3
+_IDLE_S = 0.25
+_EMPTY_PLAN_S = 0.005
+"""A plan may be empty though work waits (a batch window): look again so much later."""
+_STOPPED = "the engine was stopped before the answer was complete"
+_FAILED = "the engine failed while it computed this request"
+_NUDGE_S = 0.01
+"""Shortest time between two pulls asked for by the loop."""
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class StepLoop:
+    """Runs until it is told to drain and nothing is left, or the pool refuses the engine, or the backend fails."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        engine: str,
+        link: Link,
+        sender: Sender,
+        log: Log,
+    ) -> None:
+        self.backend, self.scheduler, self.link, self.sender, self.log = backend, scheduler, link, sender, log
+        self.roster = Roster(backend, scheduler, tokenizer, engine, wall_ms)
+        self.meter = Meter()
+        self.draining = False
+        self._drain_until: float | None = None
+        self._drain_s = 0.0
+        self._exit: int | None = None
+        self._evictable: dict[int, int] = {}
+        self._nudged_at = 0.0
+        self._pause_s = 0.0
+
+    def drain(self, seconds: float) -> None:
+        """Take no more work; what still runs after `seconds` is ended. Safe to call from a signal handler."""
+        self._drain_s = seconds
+        self.draining = True
+        self.link.inbox.put(None)
+
+    def run(self) -> int:
+        """The process's exit status."""
+        while self._exit is None:
+            self._receive(self._patience())
+            if self.draining and self._drained():
+                return 0
+            if not self.scheduler.idle and self._exit is None:
+                self._step()
+            self._offer()
+        return self._exit
+
+    # Taking ------------------------------------------------------------------------------------------------------
+
+    def _patience(self) -> float:
+        """How long to wait for something to arrive: not at all while there is work."""
+        return _IDLE_S if self.scheduler.idle else self._pause_s
+
+    def _receive(self, wait_s: float) -> None:
+        now = time.monotonic()
+        try:
+            item = self.link.inbox.get(timeout=wait_s) if wait_s else self.link.inbox.get_nowait()
+            now = time.monotonic()
+            while True:
+                self._handle(item, now)
+                item = self.link.inbox.get_nowait()
+        except Empty:
+            pass
+        self._hand_over()
+
+    def _handle(self, item: Arrived | Cancelled | Abandoned | DrainOrdered | Refused | None, now: float) -> None:
+        match item:
+            case Arrived():
+                self.roster.admit(item, now)
+            case Cancelled(request, reason):
+                if self.roster.cancel(request, reason, now):
+                    self.log.debug("cancelled", request=request, reason=reason)
+            case Abandoned():
+                count = len(self.roster.requests)
+                for active in list(self.roster.requests.values()):
+                    self.roster.forget(active, now)
+                    self.link.known.discard(active.work.request)
+                self.log.warning("requests_abandoned", count=count)
+            case DrainOrdered():
+                self.draining = True
+            case Refused(sentence):
+                self.log.error("refused", detail=sentence)
+                self._exit = EXIT_REFUSED
+
+    def _drained(self) -> bool:
+        now = time.monotonic()
+        if self._drain_until is None:
+            self._drain_until = now + self._drain_s
+            self.link.credit = {}
+            self.log.info("draining", requests=len(self.roster.requests), seconds=self._drain_s)
+        if now >= self._drain_until and self.roster.requests:
+            self.log.warning("drain_cut", requests=len(self.roster.requests))
+            for active in list(self.roster.requests.values()):
+                self.roster.fail(active, "abort", "engine_draining", _STOPPED, now)
+            self._hand_over()
+        return not self.roster.requests and self.link.inbox.empty()
+
+    # Stepping ----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        plan = self.scheduler.plan(now, self._accounts())
+        self._pause_s = _EMPTY_PLAN_S if plan.empty else 0.0
+        try:
+            outcome = self.backend.execute(plan)
+        except Exception as error:  # whatever a backend raises, its requests must end
+            self._fault({s.sequence for s in plan.slices}, error)
+            return
+        now = time.monotonic()
+        prefill = self.roster.account(plan, outcome, now)
+        advances = self.scheduler.commit(plan, outcome, now)
+        self.roster.advance(advances, now)
+        if plan.slices:
+            self.meter.step(now, outcome.seconds, prefill, sum(len(a.tokens) for a in advances))
+        self.roster.charge(self.scheduler.take_charges(), self.link.tiers)
+        self._hand_over()
+
+    def _accounts(self) -> Accounts:
+        """The last pull's snapshot, keyed by rank as the scheduler wants it."""
+        ranks = {name: rank for rank, name in self.link.tiers.items()}
+        deficits: dict[int, float] = {}
+        counters: dict[tuple[int, str], float] = {}
+        for name, value in self.link.accounts.items():
+            tier, _, tenant = name.partition(":")
+            if tier in ranks:
+                if tenant:
+                    counters[ranks[tier], tenant] = value
+                else:
+                    deficits[ranks[tier]] = value
+        return Accounts(deficits, counters)
+
+    def _fault(self, sequences: set[int], error: Exception) -> None:
+        """A step crashed: who was in it gets an error; the rest is given back with the lease; the process is over."""
+        detail = f"{type(error).__name__}: {error}"[:300]
+        self.log.error("engine_fault", detail=detail, sequences=len(sequences))
+        now = time.monotonic()
+        for active in list(self.roster.requests.values()):
+            if not sequences.isdisjoint(active.choices):
+                self.roster.fail(active, "error", "engine_fault", _FAILED, now)
+        self._hand_over()
+        self._exit = EXIT_FAULT
+
+    def _hand_over(self) -> None:
+        parcel = self.roster.take_parcel()
+        if not parcel.empty:
+            self.sender.send(parcel)
+
+    # Offering ----------------------------------------------------------------------------------------------------
+
+    def _offer(self) -> None:
+        """Publish the credit for the next pull, unless a pull is under way or its works are still in the inbox."""
+        link = self.link
+        idle = self.scheduler.idle
+        if self.draining or not (link.lock.acquire(timeout=0.05) if idle else link.lock.acquire(blocking=False)):
+            return
+        try:
+            if not link.inbox.empty():
+                return
+            link.credit = self._credit(self.scheduler.room(time.monotonic()))
+            hungry = bool(link.credit)
+        finally:
+            link.lock.release()
+        now = time.monotonic()
+        if hungry and not idle and now - self._nudged_at >= _NUDGE_S:
+            self._nudged_at = now
+            link.nudge.set()
+
+    def _credit(self, rooms: Mapping[int, Room]) -> dict[str, int]:
+        """Slots by tier name. What a tier could evict is offered one step later, so that idle engines pull first."""
+        credit: dict[str, int] = {}
+        evictable: dict[int, int] = {}
+        for rank, room in rooms.items():
+            name = self.link.tiers.get(rank)
+            if name is None:
+                continue
+            evictable[rank] = room.evictable_slots if room.evictable_tokens > 0 else 0
+            slots = room.slots if room.tokens > 0 else 0
+            slots += min(evictable[rank], self._evictable.get(rank, 0))
+            if slots > 0:
+                credit[name] = slots
+        self._evictable = evictable
+        return credit
+
+    # Reporting ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, common: Mapping[str, object]) -> Heartbeat:
+        """The state of the engine now; `common` are the fields that never change. Called by the puller's thread."""
+        prefill, output = self.meter.rates(time.monotonic())
+        device = self.scheduler.device
+        return Heartbeat(
+            **common,  # type: ignore[arg-type]
+            state="draining" if self.draining else "ready",
+            at_ms=wall_ms(),
+            steps=self.meter.steps,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.backlog),
+            parked=len(self.scheduler.parked),
+            kv_free=len(device.free),
+            kv_cached=device.index.evictable,
+            tokens_per_s=output,
+            prefill_tokens_per_s=prefill,
+            step_s=self.meter.step_s,
+            by_tier=self.roster.running_by_tier(),
+        )

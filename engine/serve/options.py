@@ -1,0 +1,149 @@
+"""The command line of an engine. Everything may also stand in the environment where that is named."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.protocol.keys import DEFAULT_PREFIX
+
+__all__ = ["Options", "parse"]
+
+_EPILOG = """examples:
+  python -m engine.serve --pool smollm2-135m --model var/models/smollm2-135m.gguf --redis-url redis://127.0.0.1:6379/0
+  python -m engine.serve --pool demo --backend simulated --simulate decode_tps=40,prefill_tps=4000,tokens=64
+
+exit status: 0 after a drain, 2 for a wrong command line, 3 when the pool serves another model card,
+             70 after a fault of the backend (start it again), 1 for anything else
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one engine process was told."""
+
+    pool: str
+    engine: str
+    backend: str
+    model: str
+    model_name: str
+    redis_url: str
+    prefix: str
+    threads: int
+    policy: str
+    dtype: str
+    drain_s: float
+    lease_ms: int
+    simulate: str
+    max_rows: int
+    max_step_tokens: int
+    kv_memory_mib: int
+    host_memory_mib: int
+    context: int
+    log_level: str
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m engine.serve",
+        description="Serve one model from a pool's queue: pull requests from Redis, compute, push tokens back.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    env = os.environ.get
+    add = p.add_argument
+    add("--pool", required=True, help="queue to serve; all engines of a pool serve the same model card")
+    add(
+        "--id",
+        default="",
+        help="name of this engine, unique in the cell (default: host, pid and a random part)",
+    )
+    add(
+        "--backend",
+        choices=("causal_lm", "simulated"),
+        default="causal_lm",
+        help="what computes (default: %(default)s)",
+    )
+    add("--model", default="", help="GGUF file or Hugging Face folder; not for the simulated backend")
+    add("--model-name", default="", help="the model's name for clients (default: the pool's)")
+    add("--redis-url", default=env("REDIS_URL", ""), help="redis:// or unix:// address (environment: REDIS_URL)")
+    add(
+        "--prefix",
+        default=env("SLUICE_REDIS_PREFIX", DEFAULT_PREFIX),
+        help="prefix of every key (environment: SLUICE_REDIS_PREFIX; default: %(default)s)",
+    )
+    add("--threads", type=int, default=0, help="compute threads (default: cores - 1, at least 1)")
+    add(
+        "--policy",
+        default="tiered",
+        help="scheduling policy, by name (default: %(default)s)",
+    )
+    add("--dtype", default="auto", help="auto, fp32, bf16 (default: %(default)s)")
+    add("--max-rows", type=int, default=0, help="sequences in one step (default: the backend's)")
+    add("--max-step-tokens", type=int, default=0, help="tokens in one step (default: the backend's)")
+    add("--kv-memory-mib", type=int, default=1024, help="memory for KV blocks on the device (default: %(default)s)")
+    add("--host-memory-mib", type=int, default=512, help="host memory for parked KV blocks (default: %(default)s)")
+    add("--context", type=int, default=0, help="longest context to serve (default: the model's)")
+    add(
+        "--drain-seconds",
+        type=float,
+        default=30.0,
+        help="after SIGTERM, let requests go on so long (default: %(default)s)",
+    )
+    add(
+        "--lease-ms",
+        type=int,
+        default=2000,
+        help="silence after which it counts as lost (default: %(default)s)",
+    )
+    add(
+        "--simulate",
+        default="",
+        metavar="KEY=VALUE,…",
+        help="simulated backend: decode_tps, prefill_tps (0: no delay), text=words|echo|TEXT, tokens, rows, "
+        "step_tokens, kv_tokens, context, fail_after, crash_after, stall_after, stall_s, on=TEXT (only such prompts)",
+    )
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s")
+    return p
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line. Exits with status 2 and a sentence when it is wrong."""
+    parser = _parser()
+    a = parser.parse_args(arguments)
+    if not a.redis_url:
+        parser.error("no Redis address: give --redis-url or set REDIS_URL")
+    if a.backend == "causal_lm" and not a.model:
+        parser.error("the causal_lm backend needs --model")
+    if a.lease_ms < 500:
+        parser.error("--lease-ms must be at least 500: the engine renews it four times a second")
+    if (
+        min(a.threads, a.max_rows, a.max_step_tokens, a.context, a.host_memory_mib, a.drain_seconds) < 0
+        or a.kv_memory_mib < 1
+    ):
+        parser.error("a number is out of range: see --help")
+    return Options(
+        pool=a.pool,
+        engine=a.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+        backend=a.backend,
+        model=a.model,
+        model_name=a.model_name or a.pool,
+        redis_url=a.redis_url,
+        prefix=a.prefix,
+        threads=a.threads or max(1, (os.cpu_count() or 2) - 1),
+        policy=a.policy,
+        dtype=a.dtype,
+        drain_s=a.drain_seconds,
+        lease_ms=a.lease_ms,
+        simulate=a.simulate,
+        max_rows=a.max_rows,
+        max_step_tokens=a.max_step_tokens,
+        kv_memory_mib=a.kv_memory_mib,
+        host_memory_mib=a.host_memory_mib,
+        context=a.context,
+        log_level=a.log_level,
+    )
