@@ -28,6 +28,7 @@ class Book:
         self.passed: dict[int, int] = {}
         """By tier: admissions since its longest-waiting sequence was last served."""
         self._unsent: dict[Key, list[float]] = {}
+        self._seen = Accounts({}, {})
         self._active: dict[int, dict[str, int]] = {}
 
     def enter(self, tier: int, tenant: str) -> None:
@@ -81,14 +82,16 @@ class Book:
         return charges
 
     def adopt(self, accounts: Accounts) -> None:
-        """The queue's view replaces ours, but for what it has not been told yet."""
+        """What changed in the queue's view replaces ours, but for what it has not been told yet."""
         self.shared = True
-        self.counters.update(accounts.counters)
-        self.deficits.update({t: d for t, d in accounts.deficits.items() if t in self._config.floors})
-        for (tier, tenant), (cost, weighted) in self._unsent.items():
-            self.counters[tier, tenant] = self.counters.get((tier, tenant), 0.0) + weighted
-            if tier in self.deficits:
-                self.deficits[tier] -= cost
+        for key, counter in accounts.counters.items():
+            if self._seen.counters.get(key) != counter:
+                self.counters[key] = counter + self._unsent.get(key, (0.0, 0.0))[1]
+        for tier, deficit in accounts.deficits.items():
+            if tier in self.deficits and self._seen.deficits.get(tier) != deficit:
+                unsent = sum(cost for (t, _), (cost, _) in self._unsent.items() if t == tier)
+                self.deficits[tier] = deficit - unsent
+        self._seen = accounts
 
     def admitted(self, tier: int, oldest: bool) -> None:
         self.passed[tier] = 0 if oldest else self.passed.get(tier, 0) + 1

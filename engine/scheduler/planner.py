@@ -17,6 +17,7 @@ from engine.scheduler.policies.base import Policy, View
 from engine.scheduler.preemption import Victims, cheapest
 from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.step import BlockCopy, Drop, Extend, Park, Restore, Slice, Start, StepPlan
+from engine.scheduler.window import BatchWindow, Bucket, buckets
 
 if TYPE_CHECKING:
     from engine.scheduler.scheduler import Scheduler
@@ -48,12 +49,15 @@ class Planner:
         self._pressed = False
         self._prefilled = False
         self._chunk = 0
+        self._bucket: Bucket | None = None
+        self._window_open = True
         self._context = 0
 
     def build(self) -> StepPlan:
         self._relieve()
         self._decode()
         self._chunk = self._chunk_budget()
+        self._open_window()
         self._catch_up()
         return StepPlan(
             step=self._s.step,
@@ -136,7 +140,7 @@ class Planner:
                 continue
             if self._pressed or self._behind_the_evicted(s):
                 continue
-            if self._admit(s) is False:
+            if not self._held_back(s) and self._admit(s) is False:
                 tries += 1
                 if s.state is State.PARKED or self._parks or tries >= _TRIES or self._impatient(s):
                     self._pressed = True
@@ -144,6 +148,25 @@ class Planner:
             following = next(stream, None) if stream else None
             if following is not None:
                 heappush(heap, (self._key(following, 2), following, stream))
+
+    def _open_window(self) -> None:
+        """May one-shot work start now, and if the backend pads: which lengths go together (the most urgent one's)."""
+        config = self._config
+        if not (config.window_s or config.padded):
+            return
+        waiting = [s for s in self._s.backlog if s.one_shot]
+        if not waiting:
+            return
+        self._window_open = BatchWindow(config, self._s.cost, self._s.rate).open(waiting, self._now)
+        if config.padded:
+            first = min(waiting, key=lambda s: self._key(s, 2)).known
+            fill = config.window_count or config.max_rows
+            made = buckets([s.known for s in waiting], config.context_length, fill)
+            self._bucket = next(bucket for bucket in made if first in bucket)
+
+    def _held_back(self, s: Sequence) -> bool:
+        """One-shot work outside the window or of another length."""
+        return s.one_shot and not (self._window_open and (self._bucket is None or s.known in self._bucket))
 
     def _candidates(self) -> list[tuple[Any, Sequence, Iterator[Sequence] | None]]:
         heap: list[tuple[Any, Sequence, Iterator[Sequence] | None]] = []

@@ -16,6 +16,7 @@ from engine.scheduler.planner import Planner
 from engine.scheduler.policies.base import Policy
 from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.step import Slice, Start, StepOutcome, StepPlan
+from engine.scheduler.window import ArrivalRate
 
 __all__ = ["Scheduler"]
 
@@ -30,6 +31,7 @@ class Scheduler:
         self.cost = StepCost()
         self.forecast = OutputForecast(config.default_output)
         self.book = Book(config)
+        self.rate = ArrivalRate()
         self.backlog = Backlog()
         self.running: dict[int, Sequence] = {}
         self.parked: dict[int, Sequence] = {}
@@ -59,6 +61,23 @@ class Scheduler:
         self._groups.setdefault(request.group, []).append(s)
         self.backlog.add(s)
         self.book.enter(s.tier, s.tenant)
+        if s.one_shot:
+            self.rate.observe(now)
+
+    def refuses(self, request: Request, now: float) -> bool:
+        """Early refusal: is the request's tier sheddable, and its deadline lost already to what waits before it?"""
+        return request.tier in self.config.sheddable and self.wait_s(request.tier) > request.ttft_deadline_s - now
+
+    def wait_s(self, tier: int) -> float:
+        """Predicted wait of a newcomer: what waits in its tier and better ones, at the speed of the step model."""
+        config = self.config
+        ahead = [s for s in (*self.backlog, *self.parked.values()) if s.tier <= tier]
+        if len(self.running) + len(ahead) < config.max_rows:
+            return 0.0
+        decodes = sum(self.remaining(s) for s in ahead) / config.max_rows
+        context = config.max_rows * (sum(s.known for s in ahead) // max(1, len(ahead)))
+        step_s = self.cost.seconds(Load(0, config.max_rows, context))
+        return decodes * step_s + sum(self.cost.prefill_seconds(s.known) for s in ahead)
 
     def end(self, sequence: int, now: float) -> None:
         """End a sequence from outside. While a plan is in flight its blocks stay until that plan is committed."""
