@@ -1,7 +1,7 @@
 """One table of stable error codes, and the exception that carries one from anywhere in the data plane to the client.
 
-A code never changes its meaning; clients may switch on it. 429: there is capacity, but you are over your limit or share.
-503: there is no capacity.
+A code never changes its meaning; clients may switch on it. 429: there is capacity, but you are over your limit or
+share. 503: there is no capacity.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real data plane for tests: uvicorn, engine processes, a database of its own. Postgres and Valkey come from conftest."""
+"""A real data plane for tests: uvicorn, engine processes, a database of its own. Postgres and Valkey: see conftest."""
 
 from __future__ import annotations
 

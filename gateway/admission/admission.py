@@ -140,7 +140,7 @@ class Admission:
         try:
             verdict = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # The client left while Redis was deciding. A cancel sent now could overtake the admission, so it waits for it.
+            # The client left while Redis was deciding. A cancel sent now could overtake the admission: it waits.
             self._dispatcher.spawn(self._undo(asking, flight))
             raise
         except ApiError:
@@ -231,8 +231,8 @@ def _fit(order: Order) -> Order:
     if room < 1:
         raise ApiError(
             "context_length_exceeded",
-            f"This model's maximum context length is {card.context_length} tokens. However, your {order.param} resulted in "
-            f"{longest} tokens. Please reduce the length of the {order.param}.",
+            f"This model's maximum context length is {card.context_length} tokens. However, your {order.param} "
+            f"resulted in {longest} tokens. Please reduce the length of the {order.param}.",
             param=order.param,
         )
     if order.sampling.max_tokens <= room:

@@ -1,4 +1,4 @@
-"""From an API key to a principal: cached, invalidated by publication and by generation, usable while Postgres is away."""
+"""From an API key to a principal: cached, invalidated by publication and generation, usable while Postgres is away."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Identity"]
 log = logging.getLogger(__name__)
 
 FRESH_S = 30.0
-"""Age at which a cached principal is read again. A change is seen at once by its publication; this bounds a lost one."""
+"""Age at which a cached principal is read again. A change is published and seen at once; this is for a lost message."""
 OUTAGE_S = 900.0
 """While Postgres is away a cached principal works this long after it was last read."""
 UNKNOWN_S = 10.0

@@ -20,7 +20,7 @@ Find = Callable[[str, datetime], Awaitable[PriceFacts | None]]
 
 
 class Prices:
-    """Cached by price class. While Postgres is away the last known price stands: a hold is an estimate, rating is exact."""
+    """Cached by price class. While Postgres is away the last price stands: a hold is an estimate, rating is exact."""
 
     def __init__(self, find: Find) -> None:
         self._find = find

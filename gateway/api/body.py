@@ -15,8 +15,8 @@ Receive = Callable[[], Awaitable[Any]]
 
 _TIMEOUT_S = 30.0
 _DRAIN_FACTOR = 16
-"""An oversized body is read to its end (and thrown away) up to this multiple of the limit: a client that is cut off while
-it still sends can't read the 413 that tells it why."""
+"""An oversized body is read to its end (and thrown away) up to this multiple of the limit: a client that is cut off
+while it still sends can't read the 413 that tells it why."""
 
 
 class Disconnected(Exception):

@@ -1,7 +1,7 @@
 """Server-sent events of a completion: bytes made from a template per request and one JSON string per delta.
 
-Never an `id:` or `event:` line: with comments between events they break OpenAI's own clients. Every event, the last too, ends
-with a blank line.
+Never an `id:` or `event:` line: with comments between events they break OpenAI's own clients. Every event, the last
+too, ends with a blank line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data plane's own way into Django: no middleware, sessions, cookies, signals or worker threads on a request's path."""
+"""The data plane's own way into Django: no middleware, sessions, signals or worker threads on a request's path."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _check_size(card: ModelCard, length: int, param: str) -> None:
     if length > card.context_length * _BYTES_PER_TOKEN:
         raise ApiError(
             "context_length_exceeded",
-            f"This model's maximum context length is {card.context_length} tokens. However, your {param} are far longer "
-            f"({length} characters). Please reduce the length of the {param}.",
+            f"This model's maximum context length is {card.context_length} tokens. However, your {param} is far "
+            f"longer ({length} characters). Please reduce the length of the {param}.",
             param=param,
         )

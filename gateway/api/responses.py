@@ -20,7 +20,7 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 def error_response(error: ApiError) -> HttpResponse:
-    """The error with its status. `x-should-retry` is read by the official SDKs and settles what a status leaves open."""
+    """The error with its status. `x-should-retry` tells the official SDKs what the status leaves open."""
     response = json_response(error.body(), error.status, error.headers)
     response["x-should-retry"] = "true" if error.retry else "false"
     if error.retry_after_s is not None:

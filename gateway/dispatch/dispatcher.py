@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, cast
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.protocol.functions import AsyncFunctions
@@ -91,14 +90,14 @@ class Dispatcher:
         self._flights.pop(flight.route.request, None)
 
     def abandon(self, flight: Flight, reason: str) -> None:
-        """The client is gone, or must go: stop the request wherever it is (I4). The flight stays until the engine is done."""
+        """The client is gone, or must go: stop the request wherever it is (I4). The flight stays until it is done."""
         if flight.route.request in self._flights and not flight.stopping:
             flight.stopping = True
             self.spawn(self._cancel(flight, reason))
         flight.reply.fail(ApiError("shutting_down", "The request was stopped."))
 
     def abandon_slow(self, flight: Flight) -> None:
-        """The client does not read: its stream alone ends (I3). Its task may be stuck in a send, so that is cut off too."""
+        """The client does not read: its stream alone ends (I3). Its task may be stuck in a send: cut that off too."""
         self.abandon(flight, "slow_client")
         if flight.consumer is not None:
             flight.consumer.cancel()

@@ -64,7 +64,7 @@ class Trail:
 
 @dataclass(slots=True)
 class Flight:
-    """The state of one admitted request in this process. `end` may be called from every exit path; the first call counts."""
+    """The state of one admitted request in this process. `end` is called on every exit path; the first call counts."""
 
     route: Route
     reply: Reply

@@ -24,14 +24,14 @@ _deltas = msgspec.msgpack.Decoder(list[Delta])
 
 
 class ReplyReader:
-    """Reads, hands out, trims what it has read. `redis` is a client of its own: a blocking read holds its connection."""
+    """Reads, hands out, trims what it has read. `redis` is a client of its own: a blocking read holds a connection."""
 
     def __init__(self, redis: Redis, stream: str, deliver: Callable[[list[Delta]], None]) -> None:
         self._redis, self._stream, self._deliver = redis, stream, deliver
         self._last = b"0-0"
 
     async def run(self) -> None:
-        """Until cancelled. A lost connection is retried; what the stream still holds is then read from where it stood."""
+        """Until cancelled. A lost connection is retried; what the stream still holds is read from where it stood."""
         while True:
             try:
                 await self._read()

@@ -1,4 +1,4 @@
-"""Batched, ordered writing of outcomes, refusals and events to their streams. Nobody on a request's path waits for it."""
+"""Batched, ordered writing of outcomes, refusals and events to their streams. No request waits for it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["Model", "Registry"]
 
 _FRESH_S = 1.0
 _MISS_FRESH_S = 0.2
-"""An unknown model name asks Redis again at most this often, so that a new pool is seen at once and a guesser costs little."""
+"""An unknown model name asks Redis again at most this often: a new pool is seen soon, a guesser costs little."""
 
 
 class Model(msgspec.Struct, frozen=True):

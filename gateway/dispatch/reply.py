@@ -110,7 +110,7 @@ class Reply:
             waiter.set_result(None)
 
     async def get(self, timeout_s: float | None = None) -> list[Delta]:
-        """All deltas that wait, at least one; empty after `timeout_s` or at the end. Raises the failure once it is next."""
+        """All deltas that wait, at least one; empty after `timeout_s` or at the end. Raises the failure in its turn."""
         if not self._pending and not self.ended:
             loop = asyncio.get_running_loop()
             waiter = self._waiter = loop.create_future()

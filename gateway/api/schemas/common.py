@@ -24,7 +24,7 @@ class StreamOptions(Struct):
 
 
 class GenerationRequest(Struct, kw_only=True):
-    """What both kinds of completion take. Null means absent. Unknown fields are tolerated, as clients run ahead of servers."""
+    """What both kinds of completion take. Null means absent. Unknown fields are tolerated: clients run ahead."""
 
     model: str
     stream: bool | None = None
