@@ -6,9 +6,12 @@ before they run. Pure unit tests therefore cost nothing, and any number of sessi
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +21,8 @@ import pytest
 from gateway.local.lifeline import server_owner
 from gateway.local.postgres import PostgresServer
 from gateway.local.valkey import ValkeyServer
+
+pytest_plugins = ["tests.stack_fixtures"]
 
 _FOLDER = Path(tempfile.gettempdir()) / f"sluice-test-{os.getpid()}-{secrets.token_hex(3)}"
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "autovacuum": "off"}
@@ -112,3 +117,17 @@ async def aredis(redis_url: str) -> AsyncIterator[object]:
     client = redis.asyncio.Redis.from_url(redis_url)
     yield client
     await client.aclose()
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Path:
+    """The GGUF of smollm2-135m, fetched once into the checkout's data folder (or SLUICE_TEST_DATA_DIR)."""
+    folder = os.environ.get("SLUICE_TEST_DATA_DIR") or str(Path(__file__).resolve().parents[1] / "var")
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.models", "pull", "smollm2-135m", "--data-dir", folder, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(done.stdout)["path"])

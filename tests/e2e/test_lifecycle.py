@@ -1,0 +1,79 @@
+"""Starting, killing, starting again: nothing is left behind and nothing is forgotten."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+from tests.e2e.stack import Stack, sluice, until
+
+MODEL = "simulated"
+
+
+def _ask(stack: Stack) -> None:
+    answer = stack.client().chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=5
+    )
+    assert answer.choices[0].message.content
+
+
+def test_a_killed_supervisor_leaves_no_process_and_the_next_up_keeps_everything(data_dir: Path) -> None:
+    stack = Stack(data_dir, backend="simulated")
+    first = stack.up()
+    _ask(stack)
+    count = "SELECT COUNT(*) FROM billing_usagerecord"
+    until(lambda: stack.rows(count) == [(1,)], 10, "the usage row")
+    assert len(stack.processes()) >= 8  # supervisor, two servers, five of ours, and their children
+    os.kill(stack.status()["supervisor"], signal.SIGKILL)
+    until(lambda: not stack.processes(), 10, "no process left")
+
+    assert stack.up() == first
+    assert stack.rows(count) == [(1,)]
+    _ask(stack)
+    until(lambda: stack.rows(count) == [(2,)], 10, "the second usage row")
+
+    again = sluice("up", "--detach", *stack.arguments())
+    assert again.returncode == 1 and "Sluice runs already on" in again.stderr
+
+    stack.down()
+    assert not stack.processes()
+    assert stack.status()["state"] == "stopped"
+
+
+def test_in_the_foreground_it_greets_and_ctrl_c_stops_all(data_dir: Path) -> None:
+    stack = Stack(data_dir, backend="simulated")
+    up = stack.foreground()
+    assert up.stdout is not None
+    said = ""
+    for line in up.stdout:
+        said += line
+        if line.startswith("Ctrl-C"):
+            break
+    assert "Sluice is ready" in said and "curl -N http://127.0.0.1:" in said and "sk-" in said, said
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 0
+    assert not stack.processes()
+    rest = up.stdout.read()
+    assert "stopped" in rest and "killed" not in rest
+
+
+def test_a_taken_console_port_is_one_sentence(data_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = sluice("up", "--detach", "--port", "1234", "--console-port", str(port), "--data-dir", str(data_dir))
+    assert done.returncode != 0 and done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"error: port {port} on 127.0.0.1 is taken by another program; stop it or choose another with --console-port."
+    ]
+
+
+def test_a_broken_model_is_refused_with_the_reason(data_dir: Path) -> None:
+    broken = data_dir / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    stack = Stack(data_dir / "var")
+    done = sluice("up", "--detach", *stack.arguments(), "--model", str(broken))
+    assert done.returncode == 1 and done.stdout == ""
+    assert "engine-1 keeps ending" in done.stderr and "broken.gguf" in done.stderr
+    assert not stack.processes()
