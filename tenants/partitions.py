@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from django.utils import timezone
 __all__ = ["CREATE_FLOOR", "DROP_FLOOR", "CreatePartitionedModel", "ensure_months", "uuid_floor", "uuid_time"]
 
 log = logging.getLogger(__name__)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AHEAD = 3
 """Months created ahead. A row of a month without a partition goes to the default one: late, never lost."""
 
@@ -31,7 +32,8 @@ DROP_FLOOR = "DROP FUNCTION IF EXISTS sluice_uuid_floor(timestamptz); DROP FUNCT
 
 def uuid_floor(at: datetime) -> UUID:
     """Smallest key of that millisecond; keys of [a, b) are between the floors of a and b."""
-    return UUID(int=int(at.timestamp() * 1000) << 80)
+    # Integer arithmetic: a float of seconds times 1000 can fall just short of its millisecond.
+    return UUID(int=((at - _EPOCH) // timedelta(milliseconds=1)) << 80)
 
 
 def uuid_time(key: UUID) -> datetime:

@@ -1,0 +1,55 @@
+"""The demonstration record: made once, its secrets only shown once."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth import authenticate
+from django.core.management import call_command
+
+from tenants import keys
+from tenants.models import AuditEvent
+from tenants.principals import load_principal
+
+
+def seed(*options: str) -> dict[str, Any]:
+    out = StringIO()
+    call_command("seed_demo", "--json", *options, stdout=out)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1
+    facts: dict[str, Any] = json.loads(lines[0])
+    return facts
+
+
+def active(text: str) -> bool:
+    parsed = keys.parse(text)
+    assert parsed is not None
+    found = load_principal(parsed[0])
+    assert found is not None
+    return found[0].active
+
+
+@pytest.mark.django_db
+def test_seeding_twice_keeps_everything_and_rotating_replaces_the_secrets(settings: Any) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # a slow one costs 1 s a look
+    first = seed()
+    assert {slug: x["tier"] for slug, x in first["tenants"].items()} == {
+        "alpha": "interactive",
+        "beta": "standard",
+        "delta": "standard",
+        "gamma": "batch",
+    }
+    assert all(active(x["key"]) for x in first["tenants"].values())
+    assert authenticate(**first["admin"]) is not None
+    rows = AuditEvent.objects.count()
+    again = seed()
+    assert again["admin"] is None and all(x["key"] is None for x in again["tenants"].values())
+    assert AuditEvent.objects.count() == rows
+    assert all(active(x["key"]) for x in first["tenants"].values())
+    rotated = seed("--rotate")
+    assert authenticate(**first["admin"]) is None and authenticate(**rotated["admin"]) is not None
+    assert not any(active(x["key"]) for x in first["tenants"].values())
+    assert all(active(x["key"]) for x in rotated["tenants"].values())
