@@ -37,7 +37,7 @@ class Engine:
         self.listener = Listener(connect(options.redis_url), keys, options.engine, options.pool, link)
         scheduler = build_scheduler(options.policy, backend.capacity, options)
         tokenizer = Tokenizer(backend.card)
-        self.loop = StepLoop(backend, scheduler, tokenizer, options.engine, link, self.sender, log)
+        self.loop = StepLoop(backend, scheduler, tokenizer, options.engine, link, self.sender, log, options.drain_s)
         facts = _facts(options, backend)
         self.puller.heartbeat = lambda: self.loop.heartbeat(facts)
 
@@ -57,12 +57,11 @@ class Engine:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.loop.draining:
             os._exit(128 + number)
-        self.puller.quiet.set()
-        self.loop.drain(self.options.drain_s)
+        self.loop.drain()
 
     def _leave(self, status: int) -> None:
         """Deliver what is left, then give the lease back, which hands on what could not be ended."""
-        self.puller.quiet.set()
+        self.loop.link.quiet.set()
         if not self.sender.flush(_FLUSH_S):
             self.log.error("not_delivered", finals=self.sender.undelivered)
         self.puller.stop()

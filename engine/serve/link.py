@@ -83,6 +83,8 @@ class Link:
     """Set: pull now."""
     known: set[str] = field(default_factory=set)
     """Requests pulled whose Final was not accepted yet."""
+    quiet: threading.Event = field(default_factory=threading.Event)
+    """Set: renew the lease and read orders, but take no more work."""
     hungry: bool = False
     """There is credit, so the pool's wake list may be listened to."""
 

@@ -46,22 +46,23 @@ class StepLoop:
         link: Link,
         sender: Sender,
         log: Log,
+        drain_s: float,
     ) -> None:
         self.backend, self.scheduler, self.link, self.sender, self.log = backend, scheduler, link, sender, log
         self.roster = Roster(backend, scheduler, tokenizer, engine, wall_ms)
         self.meter = Meter()
         self.draining = False
         self._drain_until: float | None = None
-        self._drain_s = 0.0
+        self.drain_s = drain_s
         self._exit: int | None = None
         self._evictable: dict[int, int] = {}
         self._nudged_at = 0.0
         self._pause_s = 0.0
 
-    def drain(self, seconds: float) -> None:
-        """Take no more work; what still runs after `seconds` is ended. Safe to call from a signal handler."""
-        self._drain_s = seconds
+    def drain(self) -> None:
+        """Take no more work; what still runs after `drain_s` is ended. Safe to call from a signal handler."""
         self.draining = True
+        self.link.quiet.set()
         self.link.inbox.put(None)
 
     def run(self) -> int:
@@ -107,7 +108,7 @@ class StepLoop:
                     self.link.known.discard(active.work.request)
                 self.log.warning("requests_abandoned", count=count)
             case DrainOrdered():
-                self.draining = True
+                self.drain()
             case Refused(sentence):
                 self.log.error("refused", detail=sentence)
                 self._exit = EXIT_REFUSED
@@ -115,9 +116,8 @@ class StepLoop:
     def _drained(self) -> bool:
         now = time.monotonic()
         if self._drain_until is None:
-            self._drain_until = now + self._drain_s
-            self.link.credit = {}
-            self.log.info("draining", requests=len(self.roster.requests), seconds=self._drain_s)
+            self._drain_until = now + self.drain_s
+            self.log.info("draining", requests=len(self.roster.requests), seconds=self.drain_s)
         if now >= self._drain_until and self.roster.requests:
             self.log.warning("drain_cut", requests=len(self.roster.requests))
             for active in list(self.roster.requests.values()):

@@ -53,8 +53,6 @@ class Puller(threading.Thread):
         self.heartbeat: Callable[[], Heartbeat] | None = None
         self.era = b""
         self.registered = threading.Event()
-        self.quiet = threading.Event()
-        """Set: renew the lease and read orders, but take no more work."""
         self.stopped = threading.Event()
         self._recover = False
         self._beat_at = 0.0
@@ -88,6 +86,7 @@ class Puller(threading.Thread):
         self._pull()
         if self._recover and self.registered.is_set():
             self._recover_lost_answers()
+            self._recover = False
         if time.monotonic() >= self._beat_at:
             self._beat()
 
@@ -112,7 +111,7 @@ class Puller(threading.Thread):
         """One pull with the offered credit. The credit is used up by an answer that brings works, or by a failure."""
         link = self.link
         with link.lock:
-            credit, link.credit = (dict(link.credit), {}) if not self.quiet.is_set() else ({}, {})
+            credit, link.credit = ({} if link.quiet.is_set() else link.credit), {}
             pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms)
             for one in pulled.works:
                 self._accept(one)
@@ -157,9 +156,11 @@ class Puller(threading.Thread):
             self.link.inbox.put(Abandoned())
 
     def _recover_lost_answers(self) -> None:
-        """Take over requests that Redis says we run but that we never heard of, and cancels that got lost."""
+        """Take over requests that Redis says we run but that we never heard of. After a failure: also lost cancels."""
         for raw in self.redis.smembers(self.keys.engine_requests(self.engine)):
             request = raw.decode()
+            if request in self.link.known and not self._recover:
+                continue
             fields = ("state", "epoch", "stream", "entry", "cancel", "engine")
             record = dict(zip(fields, self.redis.hmget(self.keys.request(request), fields), strict=True))
             if record["state"] != b"running" or record["engine"] != self.engine.encode():
@@ -168,7 +169,6 @@ class Puller(threading.Thread):
                 self._fetch(request, record)
             if record["cancel"] is not None:
                 self.link.inbox.put(Cancelled(request, record["cancel"].decode()))
-        self._recover = False
 
     def _fetch(self, request: str, record: dict[str, bytes | None]) -> None:
         found = self.redis.xrange(record["stream"] or b"", min=record["entry"] or b"-", max=record["entry"] or b"+")
@@ -214,8 +214,10 @@ class Puller(threading.Thread):
             return
         self.redis.set(self.keys.engine(self.engine), encode(self.heartbeat()), px=_HEARTBEAT_TTL_MS)
         self._read_tiers()
-        if self.redis.get(self.keys.era) is None:
-            self._lost_lease()
+        if self.registered.is_set():
+            self._recover_lost_answers()
+            if self.redis.get(self.keys.era) is None:
+                self._lost_lease()
 
 
 class Listener(threading.Thread):

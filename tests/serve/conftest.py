@@ -1,9 +1,10 @@
-"""Real engine processes (simulated backend) against a real server, and a gateway's side of the protocol to drive them."""
+"""Real engine processes (simulated backend), a real server, and a gateway's side of the protocol to drive them."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -156,6 +157,19 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
 
 
 StartEngine = Callable[..., EngineProcess]
+
+
+@pytest.fixture(scope="module")
+def ready(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with an engine that answers at once, for all tests of a module that need nothing else."""
+    redis, prefix = Redis.from_url(redis_url), f"t{secrets.token_hex(6)}:"
+    simulate = ("--simulate", "decode_tps=0,prefill_tps=0")
+    engine = EngineProcess(redis_url, prefix, "demo", "e0", tmp_path_factory.mktemp("engine"), simulate)
+    wait_for(lambda: redis.zscore(Keys(prefix).engines("demo"), "e0") is not None, 15)
+    yield Gateway(redis, prefix, "demo")
+    engine.stop()
+    redis.delete(*redis.scan_iter(match=f"{prefix}*", count=1000))
+    redis.close()
 
 
 @pytest.fixture
