@@ -139,6 +139,7 @@ def serve(
         return ready, reports
 
     ready, reports = _play(go)
+    _something(reports)
     console.print(f"[bold]{ready.model}[/] at {base}, {dataset}, at most {max_tokens} tokens out", highlight=False)
     console.print(runs_table(reports, objectives))
     for report in reports:
@@ -196,6 +197,7 @@ def ab(
         return ready, await run_pairs(pairs, run)
 
     ready, found = _play(go)
+    _something(found)
     rows = ratios(found, objectives)
     console.print(ratios_table(rows, (named[0][0], named[1][0])))
     reports = [r for pair in found for r in (pair.a, pair.b)]
@@ -243,6 +245,7 @@ def gateway(
         return ready, costs
 
     ready, costs = _play(go)
+    _something(costs)
     console.print(costs_table(costs, engine_ttft_ms))
     rows = [
         {**c.report.to_dict(requests=False), "events_per_s": c.events_per_s, "kib_per_stream": c.kib_per_stream}
@@ -333,6 +336,12 @@ def _prefix(text: str) -> str:
     if text and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,4}", text):
         raise typer.BadParameter("write GROUPSxWORDS, for example 4x384")
     return text
+
+
+def _something(found: Sequence[object]) -> None:
+    if not found:
+        console.print("stopped before the first run ended: nothing was measured", style="yellow")
+        raise typer.Exit(1)
 
 
 def _print_errors(report: Report, slo: Slo | None) -> None:

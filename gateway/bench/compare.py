@@ -28,6 +28,8 @@ METRICS = (
     ("goodput", "more", "goodput"),
 )
 """Name, which direction is better, and where the figure is in a summary."""
+PAIRS_NEEDED = 5
+"""With fewer, chance alone makes all pairs agree too often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,9 @@ def ratios_table(rows: Sequence[Ratio], names: tuple[str, str]) -> Table:
         table.add_column(column, justify="right")
     table.add_column("better")
     for r in rows:
-        winner = "unclear" if r.low <= 1 <= r.high else a if (r.ratio > 1) == (r.better == "more") else b
+        clear = r.pairs >= PAIRS_NEEDED and not r.low <= 1 <= r.high
+        winner = "unclear" if not clear else a if (r.ratio > 1) == (r.better == "more") else b
         ratio, spread = f"{r.ratio:.2f}x", f"{r.low:.2f} … {r.high:.2f}"
         table.add_row(r.name, f"{r.a:.2f}", f"{r.b:.2f}", ratio, spread, str(r.pairs), winner)
-    table.caption = (
-        "medians; the ratio is the median of paired ratios, not the ratio of the medians;\nunclear: not all pairs agree"
-    )
+    table.caption = f"medians; the ratio is that of each pair; unclear: pairs disagree, or fewer than {PAIRS_NEEDED}"
     return table

@@ -19,6 +19,8 @@ from gateway.bench.workload import Prompt
 __all__ = ["Cost", "costs_table", "measure"]
 
 SAMPLE_S = 0.05
+MEMORY_NEEDS = 20
+"""Streams below which growth is the allocator's and the caches', not the streams'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ def costs_table(costs: Sequence[Cost], engine_ttft_ms: float) -> Table:
         ttft = (s.ttft_ms.p50, s.ttft_ms.p95, s.ttft_ms.p99) if s.ttft_ms else (None, None, None)
         added = ["–" if t is None else f"{t - engine_ttft_ms:.1f}" for t in ttft]
         gap = f"{s.gap_ms.p50:.2f}" if s.gap_ms else "–"
-        memory = "–" if cost.kib_per_stream is None else f"{cost.kib_per_stream:.0f}"
+        known = cost.kib_per_stream is not None and cost.streams >= MEMORY_NEEDS
+        memory = "–" if not known else f"{cost.kib_per_stream:.0f}"
         table.add_row(str(cost.streams), f"{s.ok} / {s.offered}", *added, gap, f"{cost.events_per_s:.0f}", memory)
     table.caption = f"TTFT less {engine_ttft_ms:g} ms that the engine itself takes"
     return table

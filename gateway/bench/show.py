@@ -73,7 +73,7 @@ def progress(console: Console, label: str, total: int) -> Iterator[OnTrace]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[said]}"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total, said="")
         seen = {"tokens": 0, "bad": 0}
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.bench import Report, Slo, Trace
-from gateway.bench.compare import Pair, ratios, run_pairs
+from gateway.bench.compare import Pair, Ratio, ratios, ratios_table, run_pairs
 from gateway.bench.metrics import P99_NEEDS, Ending, Spread
 
 fixed = settings(derandomize=True, max_examples=150, deadline=None)
@@ -178,3 +178,20 @@ async def test_an_interrupted_run_ends_the_pairs_without_its_pair() -> None:
 def test_a_metric_without_figures_has_no_ratio() -> None:
     names = {r.name for r in ratios([Pair(_steady(0.1), Report("", [trace([], ending="failed", end=1.0)]))])}
     assert names == set()
+
+
+@pytest.mark.parametrize(
+    ("better", "ratio", "low", "high", "pairs", "winner"),
+    [
+        ("more", 1.5, 1.2, 1.9, 5, "new"),
+        ("more", 0.5, 0.2, 0.9, 5, "old"),
+        ("less", 0.5, 0.2, 0.9, 6, "new"),
+        ("less", 1.5, 0.9, 1.9, 5, "unclear"),
+        ("more", 1.5, 1.2, 1.9, 4, "unclear"),
+    ],
+)
+def test_a_winner_is_named_only_when_enough_pairs_agree(
+    better: str, ratio: float, low: float, high: float, pairs: int, winner: str
+) -> None:
+    table = ratios_table([Ratio("x", better, 2.0, 1.0, ratio, low, high, pairs)], ("new", "old"))
+    assert [*table.columns[-1].cells] == [winner]

@@ -270,6 +270,15 @@ async def test_ctrl_c_prints_what_was_measured(server: Server, tmp_path: Path) -
     assert process.returncode == 1, "no request succeeded"
 
 
+async def test_ctrl_c_while_warming_up_says_that_nothing_was_measured(server: Server) -> None:
+    process = await bench("serve", "--base", server.url, "--model", "hang")
+    await asyncio.wait_for(server.hanging.acquire(), 30)
+    process.send_signal(signal.SIGINT)
+    said = (await process.communicate())[0].decode()
+    assert "nothing was measured" in said
+    assert process.returncode == 1
+
+
 async def test_ab_prints_paired_ratios(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "ab.json"
     load = ["--pairs", "3", "--concurrency", "2", "--requests", "4", "--max-tokens", "3", "--dataset", "words:9"]
