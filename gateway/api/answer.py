@@ -198,7 +198,7 @@ class Answer:
         finish = choice.finish or "stop"
         if self._wish.chat:
             logprobs = chat_logprobs(choice.logprobs) if self._wish.logprobs else None
-            message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
             return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
         echo = self._wish.echoes[index] if self._wish.echoes else ""
         older = completion_logprobs(choice.logprobs, len(echo)) if self._wish.logprobs else None

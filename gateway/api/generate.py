@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -85,7 +86,7 @@ async def _answer(plane: Plane, request: DataRequest, principal: Any, order: Ord
     """Admit, then answer whole or as events. Whatever ends it early, `Answer.close` is reached."""
     ticket = await plane.admission.admit(request.arrival, principal, order)
     if wish.tier is not None:
-        wish = _with_tier(wish, ticket.tier.name)
+        wish = replace(wish, tier=ticket.tier.name)
     answer = Answer(ticket, wish, plane.dispatcher)
     headers = limit_headers(ticket.verdict)
     try:
@@ -99,14 +100,8 @@ async def _answer(plane: Plane, request: DataRequest, principal: Any, order: Ord
         answer.events(first), content_type="text/event-stream; charset=utf-8", headers=_STREAM_HEADERS | headers
     )
     # Also when the client leaves before the first event is asked for and the generator never runs.
-    response._resource_closers.append(answer.close)
+    response._resource_closers.append(answer.close)  # type: ignore[attr-defined]
     return response
-
-
-def _with_tier(wish: Wish, tier: str) -> Wish:
-    from dataclasses import replace
-
-    return replace(wish, tier=tier)
 
 
 def _sampling(

@@ -46,10 +46,10 @@ class DataHandler(ASGIHandler):
     request_class = DataRequest
 
     def load_middleware(self, is_async: bool = False) -> None:
-        self._view_middleware = []
-        self._template_response_middleware = []
-        self._exception_middleware = []
-        self._middleware_chain = self._get_response_async
+        self._view_middleware: list[Any] = []
+        self._template_response_middleware: list[Any] = []
+        self._exception_middleware: list[Any] = []
+        self._middleware_chain = self._get_response_async  # type: ignore[attr-defined]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         arrival = _arrival(scope)
@@ -112,9 +112,9 @@ async def _left(receive: Receive) -> None:
 
 
 def _arrival(scope: Any) -> Arrival:
-    headers = dict(scope["headers"])
+    headers: dict[bytes, bytes] = dict(scope["headers"])
     client = scope.get("client")
-    named = headers.get(b"x-client-request-id", headers.get(b"x-request-id", b"")).decode("latin-1")
+    named = (headers.get(b"x-client-request-id") or headers.get(b"x-request-id", b"")).decode("latin-1")
     trace = headers.get(b"traceparent", b"")
     authorization = headers.get(b"authorization")
     return Arrival(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -61,7 +62,8 @@ class Registry:
             self._read_at = time.monotonic()
 
     async def _read(self) -> None:
-        hashes = {p.decode(): h.decode() for p, h in (await self._redis.hgetall(self._keys.pools)).items()}
+        published = cast("dict[bytes, bytes]", await self._redis.hgetall(self._keys.pools))
+        hashes = {pool.decode(): card.decode() for pool, card in published.items()}
         pools = sorted(hashes)
         now_ms = int(time.time() * 1000)
         pipe = self._redis.pipeline(transaction=False)

@@ -1,0 +1,137 @@
+"""Limits through HTTP: refused with the right word, and nothing consumed by a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.protocol.messages import Refusal, decode
+from tests.api.test_chat import ASK, ask
+from tests.api.test_errors import check
+from tests.harness import Gateway, Stack
+
+
+@pytest.fixture(scope="module")
+def slow_pool(stack: Stack) -> str:
+    """An engine with one row and about 20 tokens a second."""
+    stack.engine("decode_tps=20,prefill_tps=0,rows=1", pool="one-row")
+    return "one-row"
+
+
+async def until(condition: Any, limit_s: float = 5.0) -> None:
+    """Wait for something of another process that has no event to wait for."""
+    ends = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def open_requests(stack: Stack, tenant: str) -> int:
+    return stack.redis.scard(f"{stack.prefix}open:{tenant}")
+
+
+async def start(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    """An open stream whose first event has arrived."""
+    request = client.build_request(
+        "POST", "/chat/completions", json={**ASK, "stream": True, "max_tokens": 5000, **fields}
+    )
+    response = await client.send(request, stream=True)
+    assert response.status_code == 200, await response.aread()
+    return response
+
+
+async def test_two_at_once_and_a_third_after_a_reset(gateway: Gateway) -> None:
+    async with gateway.async_client("two-at-once") as client:
+        first, second = await start(client), await start(client)
+        response = await client.post("/chat/completions", json=ASK)
+        check(response, 429, "concurrency_limit")
+        assert response.headers["x-should-retry"] == "true"
+        await first.aclose()
+        await second.aclose()
+        await until(lambda: open_requests(gateway.stack, "two-at-once") == 0, 3.0)
+        assert (await client.post("/chat/completions", json=ASK)).status_code == 200
+
+
+async def test_a_full_queue_of_one_tenant(gateway: Gateway, slow_pool: str) -> None:
+    async with gateway.async_client("few-waiting") as client:
+        running = await start(client, model=slow_pool)
+        waiting = [
+            asyncio.create_task(client.post("/chat/completions", json={**ASK, "model": slow_pool})) for _ in range(3)
+        ]
+        depth = f"{gateway.stack.prefix}depth:{slow_pool}"
+        await until(lambda: gateway.stack.redis.hget(depth, "standard:few-waiting") == b"3")
+        check(await client.post("/chat/completions", json={**ASK, "model": slow_pool}), 429, "tenant_queue_full")
+        await running.aclose()
+        assert {r.status_code for r in await asyncio.gather(*waiting)} == {200}
+
+
+def test_a_request_rate(gateway: Gateway) -> None:
+    with gateway.client("three-a-minute") as client:
+        for left in (2, 1, 0):
+            response = ask(client)
+            assert response.status_code == 200
+            assert response.headers["x-ratelimit-limit-requests"] == "3"
+            assert response.headers["x-ratelimit-remaining-requests"] == str(left)
+        response = ask(client)
+        check(response, 429, "rate_limit_exceeded")
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+        # What is refused for another reason takes nothing from the bucket either, as the count above shows.
+        assert ask(client, n=0).status_code == 400
+
+
+def test_a_token_rate_counts_what_may_be_made(gateway: Gateway) -> None:
+    with gateway.client("few-tokens") as client:
+        response = ask(client, max_tokens=5000)
+        check(response, 429, "rate_limit_exceeded")
+        assert "retry-after" not in response.headers, "it can never pass"
+        assert ask(client, max_tokens=100).status_code == 200
+
+
+def test_a_prepaid_balance_of_nothing_buys_nothing(gateway: Gateway) -> None:
+    with gateway.client("prepaid") as client:
+        response = ask(client)
+        check(response, 429, "insufficient_quota")
+        assert response.headers["x-should-retry"] == "false"
+
+
+async def test_no_engine(gateway: Gateway) -> None:
+    stack = gateway.stack
+    engine = stack.engine("decode_tps=100", pool="short-lived")
+    with gateway.client() as client:
+        assert ask(client, model="short-lived").status_code == 200
+        assert engine.stop() == 0
+        response = ask(client, model="short-lived")
+        check(response, 503, "no_engine")
+        assert response.headers["x-should-retry"] == "true"
+
+
+async def test_refusals_are_kept_with_their_reason(gateway: Gateway) -> None:
+    stack = gateway.stack
+    with gateway.client() as client:
+        response = ask(client, model="not-there")
+    request = response.headers["x-request-id"]
+
+    def kept() -> list[Refusal]:
+        entries = stack.redis.xrevrange(f"{stack.prefix}refusals", count=50)
+        return [r for r in (decode(f[b"r"], Refusal) for _, f in entries) if r.request == request]
+
+    await until(kept)
+    (refusal,) = kept()
+    assert (refusal.tenant, refusal.status, refusal.code, refusal.model) == (
+        "alpha",
+        404,
+        "model_not_found",
+        "not-there",
+    )
+
+
+async def test_a_deadline_ends_what_still_waits(gateway: Gateway, slow_pool: str) -> None:
+    async with gateway.async_client() as client:
+        running = await start(client, model=slow_pool)
+        response = await client.post("/chat/completions", json={**ASK, "model": slow_pool, "deadline_ms": 300})
+        check(response, 503, "queue_timeout")
+        await running.aclose()
