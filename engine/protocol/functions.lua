@@ -395,8 +395,9 @@ local function pull(_, args)
     if not tier then break end
     local r, work = take(p, pool, tier, member, engine, now)
     if r then
-      -- A request of more choices than there is credit is still taken: else it would wait for ever at the head.
-      credit[tier] = credit[tier] - tonumber(r.choices)
+      -- The tiers' credit is room in the same engine, so each work takes from all. A request of more choices than there
+      -- is credit is still taken: else it would wait for ever at the head.
+      for _, name in ipairs(tiers) do credit[name] = (credit[name] or 0) - tonumber(r.choices) end
       works[#works + 1] = {work, tonumber(r.epoch), 0}
       local account = tier .. ':' .. r.tenant
       accounts[account] = redis.call('HGET', p .. 'vtc:' .. pool, account) or '0'

@@ -217,7 +217,7 @@ class Functions(_Library):
         return _Codec.verdict(self._call("admit", _Codec.admit(admission), work))
 
     def pull(self, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000) -> Pull:
-        """Take the next requests: `credit` is sequence slots by tier name. Renews the engine's lease; an engine whose
+        """Take the next requests: `credit` is sequence slots by tier name, all of them of one room. Renews the engine's lease; an engine whose
         lease was lost and reaped gets nothing until it registers again. Empty credit still renews and reads controls."""
         return _Codec.pull(self._call("pull", pool, engine, json.dumps(dict(credit)), lease_ms))
 

@@ -76,6 +76,8 @@ class Link:
     inbox: Inbox = field(default_factory=SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
     credit: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    """Room for known tokens; what is pulled takes from it, and without any nothing more is pulled."""
     tiers: dict[int, str] = field(default_factory=lambda: {0: "interactive", 1: "standard", 2: "batch"})
     """Names by rank; the puller adds what the pool's queue knows."""
     accounts: Mapping[str, float] = field(default_factory=dict)

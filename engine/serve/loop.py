@@ -186,7 +186,9 @@ class StepLoop:
         try:
             if not link.inbox.empty():
                 return
-            link.credit = self._credit(self.scheduler.room(time.monotonic()))
+            rooms = self.scheduler.room(time.monotonic())
+            link.tokens = max((room.tokens + room.evictable_tokens for room in rooms.values()), default=0)
+            link.credit = self._credit(rooms)
             hungry = bool(link.credit)
         finally:
             link.lock.release()

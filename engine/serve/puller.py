@@ -108,31 +108,35 @@ class Puller(threading.Thread):
         return True
 
     def _pull(self) -> None:
-        """One pull with the offered credit. The credit is used up by an answer that brings works, or by a failure."""
+        """One pull with the offered credit. What it brings takes from the credit, so that the next pull may come before
+        the loop has counted again; a failure uses it up."""
         link = self.link
         with link.lock:
             credit, link.credit = ({} if link.quiet.is_set() else link.credit), {}
             pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms)
             for one in pulled.works:
-                self._accept(one)
-            if not pulled.works:
-                link.credit = credit
-            elif pulled.accounts:
+                slots = self._accept(one)
+                credit = {tier: left - slots for tier, left in credit.items() if left > slots}
+            link.credit = credit if link.tokens > 0 else {}
+            if pulled.works:
                 link.accounts = {**link.accounts, **pulled.accounts}
         for raw in pulled.controls:
             self._obey(raw)
         if not pulled.registered:
             self._lost_lease()
 
-    def _accept(self, pulled: Pulled) -> None:
+    def _accept(self, pulled: Pulled) -> int:
+        """Hand a work to the loop. The sequence slots it takes."""
         try:
             work = decode(pulled.work, Work)
         except msgspec.DecodeError as error:
             self.log.error("unreadable_work", detail=str(error)[:200])
             self._recover = True
-            return
+            return 0
+        self.link.tokens -= sum(len(prompt) for prompt in work.prompts)
         self.link.known.add(work.request)
         self.link.inbox.put(Arrived(work, pulled.epoch, self.era, pulled.by_floor))
+        return len(work.prompts) * work.n
 
     def _obey(self, raw: bytes) -> None:
         try:

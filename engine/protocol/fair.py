@@ -1,0 +1,103 @@
+"""Which request a pool serves next, in pure Python: the twin of `fair.lua`, and what the simulator queues with.
+
+Integers only (thousandths of a weighted token), so that Lua's doubles and Python's ints never differ.
+F1 A tenant's counter only moves by what it was charged (or refunded), divided by its weight, and by the lift.
+F2 A tenant that comes back from idle is lifted to the smallest active counter of its tier: idling saves up nothing.
+F3 A tier's deficit stays within ±DEFICIT_CAP; it earns its floor's share of every charge while it has work queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = ["DEFICIT_CAP", "FLOORS", "GATE", "QUANTUM", "UNIT", "FairQueue", "floor_of"]
+
+UNIT = 1000
+GATE = 64 * UNIT
+"""Δ: a tenant this far above the smallest active counter of its tier may still go."""
+QUANTUM = 1024 * UNIT
+"""A floor is due once this much is saved up."""
+DEFICIT_CAP = 8192 * UNIT
+FLOORS = (0, 100, 50)
+"""Guaranteed share of the token cost in thousandths, by tier rank; the last holds for all ranks beyond."""
+
+
+def floor_of(rank: int) -> int:
+    return FLOORS[min(rank, len(FLOORS) - 1)]
+
+
+class FairQueue:
+    """Accounts of one pool, and the choice they lead to. `heads(tier)` gives (arrival, tenant) of the tier's streams."""
+
+    def __init__(self) -> None:
+        self.counters: dict[tuple[str, str], int] = {}
+        self.deficits: dict[str, int] = {}
+        self.active: dict[str, dict[str, int]] = {}
+        self.weights: dict[str, int] = {}
+        """Tenant weights, thousandths."""
+
+    def enter(self, tier: str, tenant: str, weight: int = UNIT) -> None:
+        """A request was admitted."""
+        self.weights[tenant] = weight
+        active = self.active.setdefault(tier, {})
+        if tenant not in active and active:
+            least = self.least(tier)
+            if self.counters.get((tier, tenant), 0) < least:
+                self.counters[tier, tenant] = least
+        active[tenant] = active.get(tenant, 0) + 1
+
+    def leave(self, tier: str, tenant: str) -> None:
+        """A request has ended, however it did."""
+        active = self.active.get(tier, {})
+        if tenant not in active:
+            return
+        active[tenant] -= 1
+        if not active[tenant]:
+            del active[tenant]
+        if not active:
+            del self.active[tier]
+            if self.deficits.get(tier, 0) > 0:
+                self.deficits[tier] = 0
+
+    def least(self, tier: str) -> int:
+        return min((self.counters.get((tier, tenant), 0) for tenant in self.active.get(tier, ())), default=0)
+
+    def pick(
+        self,
+        tiers: Sequence[tuple[str, int]],
+        credit: Mapping[str, int],
+        heads: Callable[[str], Iterable[tuple[int, str]]],
+    ) -> tuple[str, str, bool] | None:
+        """(tier, tenant, by floor) of the next request. `tiers` are (name, rank) in rank order, `heads` oldest first.
+
+        A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
+        a tier has one deadline) among the tenants within Δ of the least served; the oldest of all when none is.
+        """
+        for by_floor in (True, False):
+            for tier, rank in tiers:
+                due = floor_of(rank) > 0 and self.deficits.get(tier, 0) >= QUANTUM
+                if credit.get(tier, 0) <= 0 or (by_floor and not due):
+                    continue
+                tenant = self._choose(tier, heads(tier))
+                if tenant is not None:
+                    return tier, tenant, by_floor
+        return None
+
+    def _choose(self, tier: str, heads: Iterable[tuple[int, str]]) -> str | None:
+        limit = self.least(tier) + GATE
+        first: str | None = None
+        for _, tenant in heads:
+            if tenant.startswith("~") or self.counters.get((tier, tenant), 0) <= limit:
+                return tenant
+            first = first or tenant
+        return first
+
+    def charge(self, tier: str, tenant: str, cost: int, queued: Iterable[tuple[str, int]]) -> None:
+        """Book `cost` (thousandths of weighted tokens, negative to refund); `queued` tiers (name, rank) earn floors."""
+        key = (tier, tenant)
+        self.counters[key] = self.counters.get(key, 0) + cost * UNIT // self.weights.get(tenant, UNIT)
+        for name, rank in queued:
+            if floor_of(rank):
+                earned = self.deficits.get(name, 0) + cost * floor_of(rank) // 1000
+                self.deficits[name] = max(-DEFICIT_CAP, min(DEFICIT_CAP, earned))
+        self.deficits[tier] = max(-DEFICIT_CAP, self.deficits.get(tier, 0) - cost)
