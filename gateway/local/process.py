@@ -34,6 +34,8 @@ class Spec:
     stop_steps: tuple[tuple[int, float], ...]
     log: Path
     prepare: Callable[[], None] | None = None
+    hopeless: frozenset[int] = frozenset()
+    """Exit statuses that starting again won't change; before the stack is ready they end the attempt."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 
@@ -25,6 +26,8 @@ PYTHON = (sys.executable, "-P")
 GRACE_S = 10
 """How long the data plane lets running streams go on when it stops."""
 DRAIN_S = 10
+_ENGINE_HOPELESS = frozenset({1, 2})
+"""engine.serve: the model can't be loaded; the command line is wrong."""
 PACKAGES = str(Path(__file__).resolve().parents[2])
 """Where our packages are installed or checked out."""
 
@@ -130,7 +133,15 @@ class Stack:
         arguments = ["engine.serve", "--pool", options.pool, "--backend", options.backend, "--model", model]
         arguments += ["--threads", str(options.engine_threads), "--drain-seconds", str(DRAIN_S)]
         steps = ((signal.SIGTERM, DRAIN_S + 3.0),)
-        return self._python(f"engine-{number}", 2, ["-m", *arguments], steps)
+        spec = self._python(f"engine-{number}", 2, ["-m", *arguments], steps, self._openmp())
+        return replace(spec, hopeless=_ENGINE_HOPELESS)
+
+    def _openmp(self) -> dict[str, str]:
+        """Has to stand before the process starts. Barriers that spin while a neighbour needs the core cost more than
+        they save (a decode step of two threads on two busy cores: 248 ms spinning, 136 ms not)."""
+        threads, options = self.options.engine_threads, self.options
+        spinning = {} if threads * options.engines < cores() else {"GOMP_SPINCOUNT": "0"}
+        return {"OMP_NUM_THREADS": str(threads), **spinning}
 
     def metering(self) -> Spec:
         return self._python("metering", 3, ["-m", "django", "settle"])
@@ -153,8 +164,10 @@ class Stack:
         stage: int,
         arguments: list[str],
         stop_steps: tuple[tuple[int, float], ...] = ((signal.SIGTERM, 10.0),),
+        more: Mapping[str, str] | None = None,
     ) -> Spec:
-        command, log, environment = [*PYTHON, *arguments], self.folder.log(name), self.environment()
+        command, log = [*PYTHON, *arguments], self.folder.log(name)
+        environment = {**(more or {}), **self.environment()}
 
         def start() -> Popen[bytes]:
             return spawn(command, env=environment, log=log)

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gateway.local.folder import DataFolder, FolderError
@@ -62,7 +63,8 @@ class _Up:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._told_to_stop)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._told_to_stop)
         watcher = asyncio.create_task(self.supervisor.watch())
         start, stop = asyncio.create_task(self._bring_up()), asyncio.create_task(self._stop.wait())
         try:
@@ -202,11 +204,11 @@ class _Up:
     async def _wait_ready(self) -> None:
         self.screen.begin("engine and gateway")
         deadline = time.monotonic() + READY_TIMEOUT_S
-        reason = ""
+        path = "/readyz" if self.options.engines else "/healthz"  # without an engine it is never ready, but alive
         while True:
-            status, reason = await asyncio.to_thread(_get, self.options, "/readyz")
-            console, _ = await asyncio.to_thread(_get, self.options, "/healthz", self.options.console_port)
-            if status == 200 and console:
+            status, reason = await asyncio.to_thread(_get, self.options, path)
+            console, _ = await asyncio.to_thread(_get, self.options, "/login/", self.options.console_port)
+            if status == console == 200:
                 break
             for process in self.supervisor.processes.values():
                 self._check(process)
@@ -218,9 +220,10 @@ class _Up:
         self.screen.done("engine and gateway")
 
     def _check(self, process: Process) -> None:
-        """Give up on a process that keeps dying before the stack was ever ready."""
-        if process.failures >= FAILURES_BEFORE_READY:
-            raise UpError(f"{process.spec.name} keeps ending ({last_line(process.spec.log)}); see {process.spec.log}.")
+        """Give up on a process that can't or won't stay up before the stack was ever ready."""
+        code = process.child.returncode if process.child else None
+        if process.failures >= FAILURES_BEFORE_READY or (process.failures and code in process.spec.hopeless):
+            raise UpError(f"{process.spec.name} can't start: {_reason(process.spec.log)} (see {process.spec.log})")
 
     # -- what is kept ------------------------------------------------------------------------------------------------
 
@@ -277,6 +280,15 @@ def _get(options: Options, path: str, port: int | None = None, key: str = "") ->
         return 0, f"no answer: {error}"
     finally:
         connection.close()
+
+
+def _reason(log: Path) -> str:
+    """The last thing a process said; of a structured line, its detail."""
+    line = last_line(log)
+    try:
+        return str(json.loads(line)["detail"])
+    except (ValueError, LookupError, TypeError):
+        return line
 
 
 def _served_model(options: Options, key: str) -> str:

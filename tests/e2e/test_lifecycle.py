@@ -75,5 +75,5 @@ def test_a_broken_model_is_refused_with_the_reason(data_dir: Path) -> None:
     stack = Stack(data_dir / "var")
     done = sluice("up", "--detach", *stack.arguments(), "--model", str(broken))
     assert done.returncode == 1 and done.stdout == ""
-    assert "engine-1 keeps ending" in done.stderr and "broken.gguf" in done.stderr
+    assert "engine-1 can't start" in done.stderr and "broken.gguf" in done.stderr
     assert not stack.processes()
