@@ -127,6 +127,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """True on the last delta of the whole request (all choices ended)."""
     cached_tokens: int = 0
     """Prompt tokens served from the prefix cache (meaningful on the first delta of a choice)."""
+    queued_s: float | None = None
+    """On the first delta of a choice: admission to pull, seconds."""
+    prefill_s: float | None = None
+    """On the first delta of a choice: pull to the request's first token, seconds."""
 
 
 class Timeline(msgspec.Struct, frozen=True, array_like=True):
@@ -263,6 +267,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Median of recent steps, seconds."""
     by_tier: dict[str, int]
     """Running sequences by tier name."""
+    made: dict[str, int] = {}
+    """Output tokens since `started_ms` by `tier:tenant`: counters, so that any reader can make rates of them."""
     threads: int = 0
     device: str = "cpu"
     dtype: str = ""

@@ -20,6 +20,7 @@ from gateway.metering import facts as record
 from gateway.metering import queues
 from gateway.metering.facts import Facts
 from gateway.metering.queues import Queues
+from gateway.metering.rates import TokenRates
 from gateway.metering.window import EventWindow, Group, percentile
 from tenants.models import Tier
 
@@ -39,6 +40,7 @@ class _View:
     facts: Facts | None
     ttft_s: dict[Group, list[float]]
     ended: dict[Group, tuple[int, int]]
+    rates: dict[Group, float]
 
 
 class Live:
@@ -47,6 +49,7 @@ class Live:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis, self._keys = redis, keys
         self._window = EventWindow(WINDOW_S * 1000)
+        self._rates = TokenRates()
         self._tiers: list[Tier] = []
 
     def publish(self) -> bytes:
@@ -63,7 +66,8 @@ class Live:
         self._window.read(self._redis, self._keys, now_ms)
         facts = self._facts(now_ms)
         waiting = queues.read(self._redis, self._keys, [tier.name for tier in self._tiers])
-        view = _View(now_ms, waiting, facts, self._window.ttft_s(), self._window.ended())
+        self._rates.take(waiting.engines, now_ms)
+        view = _View(now_ms, waiting, facts, self._window.ttft_s(), self._window.ended(), self._rates.rates())
         return {
             "at_ms": now_ms,
             "window_s": WINDOW_S,
@@ -134,7 +138,10 @@ def _figures(view: _View, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _tokens_per_s(view: _View, groups: Sequence[Group]) -> float | None:
-    """Tokens of the requests that ended in the window, over the window."""
+    """As the engines' counters grow; where no engine counts, tokens of the requests that ended, over the window."""
+    rates = [view.rates[g] for g in groups if g in view.rates]
+    if rates:
+        return sum(rates)
     ended = [view.ended[g] for g in groups if g in view.ended]
     return sum(tokens for _, tokens in ended) / WINDOW_S if ended else None
 

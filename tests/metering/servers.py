@@ -14,9 +14,9 @@ from redis.client import Redis
 
 from engine.protocol.events import Event, Kind
 from engine.protocol.keys import Keys
-from engine.protocol.messages import PROTOCOL_VERSION, ModelCard, decode
+from engine.protocol.messages import PROTOCOL_VERSION, Heartbeat, ModelCard, decode
 
-__all__ = ["PATIENCE_S", "await_events", "away", "card"]
+__all__ = ["PATIENCE_S", "await_events", "away", "card", "heartbeat"]
 
 PATIENCE_S = 30
 
@@ -38,6 +38,16 @@ def card(**fields: Any) -> ModelCard:
         "created_ms": 0,
     }
     return ModelCard(**(facts | fields))
+
+
+def heartbeat(**fields: Any) -> Heartbeat:
+    facts: dict[str, Any] = {
+        "engine": "e1", "pool": "tiny", "model": "tiny", "card_hash": "h1", "backend": "simulated", "state": "ready",
+        "pid": 1, "at_ms": 0, "started_ms": 0, "steps": 10, "running": 1, "waiting": 0, "parked": 0,
+        "kv_blocks": 100, "kv_free": 40, "kv_cached": 10, "block_size": 16, "tokens_per_s": 42.0,
+        "prefill_tokens_per_s": 0.0, "step_s": 0.02, "by_tier": {"batch": 1},
+    }  # fmt: skip
+    return Heartbeat(**(facts | fields))
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from redis.client import Redis
 from engine.protocol.events import Event, Kind
 from engine.protocol.functions import Admission, Functions
 from engine.protocol.keys import Keys
-from engine.protocol.messages import Heartbeat, encode
+from engine.protocol.messages import encode
 from gateway.metering import outcomes
 from gateway.metering.live import Live
 from gateway.metering.marks import mark
 from gateway.metering.tasks import roll_up
 from tenants.billing.settle import settle
 from tests.billing.build import COST, final, outcome, price, request_id, tenant
-from tests.metering.servers import card
+from tests.metering.servers import card, heartbeat
 
 pytestmark = pytest.mark.django_db
 
@@ -32,14 +32,6 @@ def keys(redis_prefix: str) -> Keys:
 
 def now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def heartbeat(engine: str = "e1") -> Heartbeat:
-    return Heartbeat(
-        engine=engine, pool="tiny", model="tiny", card_hash="h1", backend="simulated", state="ready", pid=1,
-        at_ms=now_ms() - 250, started_ms=0, steps=10, running=1, waiting=0, parked=0, kv_blocks=100, kv_free=40,
-        kv_cached=10, block_size=16, tokens_per_s=42.0, prefill_tokens_per_s=0.0, step_s=0.02, by_tier={"batch": 1},
-    )  # fmt: skip
 
 
 def admit(functions: Functions, slug: str, tier: str, rank: int) -> str:
@@ -89,7 +81,7 @@ def test_what_waits_and_what_runs_is_read_from_the_queue_itself(redis: Redis, ke
     tenant(), tenant("umbrella", tier=2)
     functions = Functions(redis, keys)
     assert functions.register("tiny", "e1", "h1", encode(card()), 60_000) == "ok"
-    redis.set(keys.engine("e1"), encode(heartbeat()))
+    redis.set(keys.engine("e1"), encode(heartbeat(at_ms=now_ms() - 250)))
     admit(functions, "umbrella", "batch", 2)
     assert len(functions.pull("tiny", "e1", {"batch": 1}, 60_000).works) == 1
     for _ in range(3):
