@@ -54,6 +54,7 @@ CODES: dict[str, Code] = {
     "method_not_allowed": Code(405, _INVALID),
     "idempotency_in_flight": Code(409, "idempotency_error", retry=True),
     "idempotency_conflict": Code(422, "idempotency_error"),
+    "idempotency_result_lost": Code(409, "idempotency_error"),
     # limits
     "concurrency_limit": Code(429, _LIMIT, retry=True),
     "rate_limit_exceeded": Code(429, _LIMIT, retry=True),
@@ -62,6 +63,7 @@ CODES: dict[str, Code] = {
     # capacity and faults
     "internal_error": Code(500, _SERVER, retry=True),
     "engine_error": Code(500, _SERVER, retry=True),
+    "engine_fault": Code(500, _SERVER, retry=True),
     "no_engine": Code(503, _SERVER, retry=True),
     "tier_queue_full": Code(503, _SERVER, retry=True),
     "engine_lost": Code(503, _SERVER, retry=True),

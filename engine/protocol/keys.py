@@ -99,6 +99,10 @@ class Keys:
         """Hash: digest, request, state (in_flight, finished), expires (ms); the gateway adds the result."""
         return f"{self.prefix}idem:{tenant}:{key}"
 
+    def result(self, request: str) -> str:
+        """String: the answer of a request that had an Idempotency-Key, as sent, for as long as its claim."""
+        return f"{self.prefix}result:{request}"
+
     def replies(self, gateway: str) -> str:
         """Stream: one entry (field `d`: list of Delta) per engine step and gateway."""
         return f"{self.prefix}replies:{gateway}"

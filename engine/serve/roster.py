@@ -164,6 +164,8 @@ class Roster:
             vector=_vector(extras.vectors.get(choice.sequence)),
             last=active.open == 0,
             cached_tokens=choice.cached,
+            queued_s=active.queued_s if start == 0 else None,
+            prefill_s=active.first_s - active.pulled_s if start == 0 and active.first_s is not None else None,
         )  # fmt: skip
         self._say(active, delta)
         if active.open == 0:

@@ -25,10 +25,10 @@ from gateway.dispatch.dispatcher import LEASE_MS, Dispatcher
 from gateway.dispatch.flight import Flight, Route, Trail
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
-from tenants.billing.rating import hold_nano
+from tenants.billing.rating import PriceFacts, hold_nano
 from tenants.principals import Principal, TierFacts
 
-__all__ = ["Admission", "Arrival", "Order", "Ticket"]
+__all__ = ["Admission", "Arrival", "Order", "Replay", "Ticket"]
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,15 @@ class Ticket:
     principal: Principal
     tier: TierFacts
     verdict: Verdict
+    price: PriceFacts | None
+
+
+class Replay(Exception):
+    """Not admitted: an earlier request with this Idempotency-Key and body was answered already."""
+
+    def __init__(self, request: str) -> None:
+        super().__init__(request)
+        self.request = request
 
 
 class Admission:
@@ -136,7 +145,8 @@ class Admission:
         route = _route(arrival, principal, tier, order)
         flight = self._dispatcher.open(route, order.choices, order.n, trail, arrival.received, arrival.received_ms)
         flight.reply.on_overflow = lambda: self._dispatcher.abandon_slow(flight)
-        asking = asyncio.create_task(self._ask(principal, tier, order, route.request, arrival))
+        price = await self._prices.of(order.model.card.price_class)
+        asking = asyncio.create_task(self._ask(principal, tier, order, price, arrival))
         try:
             verdict = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -149,11 +159,13 @@ class Admission:
             raise
         if not verdict.ok:
             self._dispatcher.forget(flight)
+            if verdict.code == "idempotency_replay":
+                raise Replay(verdict.detail)
             raise _refusal(verdict)
         arrival.admitted = True
         trail.emit(Kind.ADMITTED, prompt_tokens=order.prompt_tokens, choices=order.choices)
         trail.emit(Kind.QUEUED, depth=verdict.depth)
-        return Ticket(flight, order, principal, tier, verdict)
+        return Ticket(flight, order, principal, tier, verdict, price)
 
     async def _undo(self, asking: asyncio.Task[Verdict], flight: Flight) -> None:
         try:
@@ -167,9 +179,9 @@ class Admission:
             self._dispatcher.forget(flight)
 
     async def _ask(
-        self, principal: Principal, tier: TierFacts, order: Order, request: str, arrival: Arrival
+        self, principal: Principal, tier: TierFacts, order: Order, price: PriceFacts | None, arrival: Arrival
     ) -> Verdict:
-        price = await self._prices.of(order.model.card.price_class)
+        request = arrival.request
         held = hold_nano(price, order.prompt_tokens, order.sampling.max_tokens, order.choices) if price else 0
         work = encode(_work(arrival, principal, tier, order, self._dispatcher.gateway))
         for _ in range(3):
@@ -332,6 +344,8 @@ def _refusal(verdict: Verdict) -> ApiError:
 def limit_headers(verdict: Verdict) -> dict[str, str]:
     """`x-ratelimit-*` of every rate limit that was looked at."""
     headers: dict[str, str] = {}
+    if not verdict.ok and verdict.depth:
+        headers["x-queue-depth"] = str(verdict.depth)
     for name, capacity, remaining, reset_s in verdict.limits:
         headers[f"x-ratelimit-limit-{name}"] = str(capacity)
         headers[f"x-ratelimit-remaining-{name}"] = str(max(0, remaining))

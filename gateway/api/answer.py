@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from engine.protocol.messages import Delta, TokenLogprob
 from gateway.admission.admission import Ticket
 from gateway.api.frames import (
@@ -20,11 +22,14 @@ from gateway.api.frames import (
     completion_logprobs,
     error_frame,
 )
+from gateway.api.idempotency import keep as keep_result
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
+from tenants.billing.rating import charge
 
-__all__ = ["Answer", "Wish"]
+__all__ = ["EVENT_STREAM", "Answer", "Wish"]
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 KEEP_ALIVE_S = 10.0
 """Silence on a stream after which a comment is sent, so that proxies don't take it for dead."""
 
@@ -62,14 +67,15 @@ class Answer:
         self._choices = [_Choice() for _ in range(ticket.order.choices)]
         self._created = int(time.time())
         prefix = "chatcmpl" if wish.chat else "cmpl"
+        self.kept: list[bytes] = []
         self._id = f"{prefix}-{ticket.flight.route.request}"
 
     async def first(self, wait_s: float) -> list[Delta]:
         """Wait for the first deltas, so that an error keeps its status; empty when they take longer than `wait_s`."""
         return await self._flight.reply.get(wait_s)
 
-    async def whole(self) -> dict[str, Any]:
-        """The complete answer."""
+    async def whole(self) -> bytes:
+        """The complete answer, as JSON."""
         reply = self._flight.reply
         while batch := await reply.get():
             tokens = 0
@@ -80,13 +86,15 @@ class Answer:
                     choice.texts.append(delta.text)
                 choice.logprobs.extend(delta.logprobs)
             self._flight.delivered(tokens)
-        self._finished()
-        return self._object()
+        body = orjson.dumps(self._object())
+        await self._finished("application/json", [body])
+        return body
 
     async def events(self, batch: list[Delta]) -> AsyncIterator[bytes]:
         """The answer as server-sent events; what fails after the first byte is said in the last one."""
         self._flight.consumer = asyncio.current_task()
         reply, frames = self._flight.reply, self._frames()
+        keep = self.ticket.order.claim is not None
         try:
             if not batch and not reply.ended:
                 yield KEEP_ALIVE
@@ -94,16 +102,20 @@ class Answer:
                 if batch:
                     sent = self._encode(frames, batch)
                     if sent:
+                        if keep:
+                            self.kept.append(sent)
                         yield sent
                 batch = await reply.get(KEEP_ALIVE_S)
                 if not batch and not reply.ended:
                     yield KEEP_ALIVE
         except ApiError as error:
-            self._flight.end(200, "error", error.code)
+            self._failed(200, error)
             yield error_frame(error)
             return
-        self._finished()
-        yield (frames.usage(self._usage()) if self._wish.include_usage else b"") + DONE
+        last = (frames.usage(self._usage()) if self._wish.include_usage else b"") + DONE
+        self.kept.append(last)
+        await self._finished(EVENT_STREAM, self.kept)
+        yield last
 
     def close(self, error: BaseException | None = None) -> None:
         """The client's side is over. If it ended early the engine is told, and the outcome says so."""
@@ -111,11 +123,29 @@ class Answer:
         if flight.ended:
             return
         if isinstance(error, ApiError):
-            flight.end(error.status, "error", error.code)
+            self._failed(error.status, error)
         else:
             slow = flight.stopping and flight.reply.ended
             self._dispatcher.abandon(flight, "client_disconnected")
             flight.end(499, "abort", "slow_client" if slow else "client_disconnected")
+
+    def timing(self, ended: bool) -> str:
+        """`Server-Timing` of what is known so far: durations in milliseconds, cached tokens, at the end the cost."""
+        reply, flight = self._flight.reply, self._flight
+        parts = []
+        if reply.queued_s is not None:
+            parts.append(f"queue;dur={reply.queued_s * 1000:.1f}")
+        if reply.prefill_s is not None:
+            parts.append(f"prefill;dur={reply.prefill_s * 1000:.1f}")
+        if ended and flight.first_received is not None and flight.last_received is not None:
+            parts.append(f"decode;dur={(flight.last_received - flight.first_received) * 1000:.1f}")
+        parts.append(f'cached;desc="{reply.cached_tokens} tokens"')
+        price = self.ticket.price
+        if ended and price is not None:
+            made = sum(c.tokens for c in self._choices)
+            cost = charge(price, self.ticket.order.prompt_tokens, reply.cached_tokens, made)
+            parts.append(f'cost;desc="{cost.normalize():f} {price.currency}"')
+        return ", ".join(parts)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -160,8 +190,18 @@ class Answer:
         taken, choice.logprobs = choice.logprobs, []
         return frames.logprobs(taken, choice.length)
 
-    def _finished(self) -> None:
+    async def _finished(self, content_type: str, parts: list[bytes]) -> None:
+        """All was received. What an Idempotency-Key asks for is kept before the client can see the end of it."""
+        order, dispatcher = self.ticket.order, self._dispatcher
+        if order.claim is not None:
+            request = self._flight.route.request
+            await keep_result(dispatcher.redis, dispatcher.keys, request, order.claim, content_type, b"".join(parts))
         self._flight.end(200, self._choices[0].finish or "stop")
+
+    def _failed(self, status: int, error: ApiError) -> None:
+        """One choice failed, so the request did: the others are not worth computing."""
+        self._dispatcher.abandon(self._flight, error.code)
+        self._flight.end(status, "error", error.code)
 
     def _usage(self) -> Usage:
         prompt = self.ticket.order.prompt_tokens

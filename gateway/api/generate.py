@@ -10,15 +10,15 @@ from django.conf import settings
 from django.http import HttpResponseBase, StreamingHttpResponse
 
 from engine.protocol.messages import ModelCard, Sampling
-from gateway.admission.admission import Order, limit_headers
-from gateway.api.answer import Answer, Wish
+from gateway.admission.admission import Order, Replay, limit_headers
+from gateway.api.answer import EVENT_STREAM, Answer, Wish
 from gateway.api.handler import DataRequest
-from gateway.api.responses import json_response
-from gateway.api.routes import check_json
+from gateway.api.idempotency import claim_of, replay
+from gateway.api.parse import parse_body
+from gateway.api.responses import raw_json
 from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.common import GenerationRequest, check_bias, stops_of, unsupported
 from gateway.api.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
-from gateway.api.schemas.decode import decode_body
 from gateway.api.schemas.messages import render
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
@@ -26,16 +26,13 @@ from gateway.plane import Plane, current
 
 __all__ = ["chat_completions", "completions"]
 
-_BIG_BODY = 65_536
-"""Larger bodies are parsed in a thread: a megabyte takes milliseconds that other streams would wait for."""
-
 _STREAM_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
 
 async def chat_completions(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
-    body = await _parse(plane, request, ChatRequest)
+    body = await parse_body(plane, request, ChatRequest)
     model = await plane.admission.find_model(request.arrival, principal, body.model)
     _check_capability(model, "chat", "messages")
     messages = render(body.messages)
@@ -52,7 +49,7 @@ async def chat_completions(request: DataRequest) -> HttpResponseBase:
 async def completions(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
-    body = await _parse(plane, request, CompletionRequest)
+    body = await parse_body(plane, request, CompletionRequest)
     model = await plane.admission.find_model(request.arrival, principal, body.model)
     _check_capability(model, "completion", "prompt")
     if body.max_tokens == 0:
@@ -72,33 +69,27 @@ async def completions(request: DataRequest) -> HttpResponseBase:
     return await _answer(plane, request, principal, order, wish)
 
 
-async def _parse(plane: Plane, request: DataRequest, kind: type[Any]) -> Any:
-    check_json(request)
-    if len(request.raw) > _BIG_BODY:
-        body = await plane.prompts.off_loop(lambda: decode_body(request.raw, kind))
-    else:
-        body = decode_body(request.raw, kind)
-    body.check()
-    return body
-
-
 async def _answer(plane: Plane, request: DataRequest, principal: Any, order: Order, wish: Wish) -> HttpResponseBase:
     """Admit, then answer whole or as events. Whatever ends it early, `Answer.close` is reached."""
-    ticket = await plane.admission.admit(request.arrival, principal, order)
+    order = replace(order, claim=claim_of(request))
+    try:
+        ticket = await plane.admission.admit(request.arrival, principal, order)
+    except Replay as earlier:
+        return await replay(plane.dispatcher.redis, plane.dispatcher.keys, earlier.request)
     if wish.tier is not None:
         wish = replace(wish, tier=ticket.tier.name)
     answer = Answer(ticket, wish, plane.dispatcher)
     headers = limit_headers(ticket.verdict)
     try:
         if not order.stream:
-            return json_response(await answer.whole(), headers=headers)
+            body = await answer.whole()
+            return raw_json(body, headers={**headers, "server-timing": answer.timing(ended=True)})
         first = await answer.first(settings.SLUICE_FIRST_BYTE_WAIT_S)
     except BaseException as error:
         answer.close(error)
         raise
-    response = StreamingHttpResponse(
-        answer.events(first), content_type="text/event-stream; charset=utf-8", headers=_STREAM_HEADERS | headers
-    )
+    headers |= {**_STREAM_HEADERS, "server-timing": answer.timing(ended=False)}
+    response = StreamingHttpResponse(answer.events(first), content_type=EVENT_STREAM, headers=headers)
     # Also when the client leaves before the first event is asked for and the generator never runs.
     response._resource_closers.append(answer.close)  # type: ignore[attr-defined]
     return response
@@ -186,11 +177,5 @@ def _grammar(body: ChatRequest, model: Model) -> str:
 
 async def _echoes(plane: Plane, body: CompletionRequest, card: ModelCard, given: list[Any]) -> list[str]:
     """The text of each prompt, once per choice."""
-    ids = [p for p in given if not isinstance(p, str)]
-    decoded = iter(
-        await plane.prompts.off_loop(lambda: [plane.prompts.tokenizer(card).decode(p, skip_special=False) for p in ids])
-        if ids
-        else []
-    )
-    texts = [p if isinstance(p, str) else next(decoded) for p in given]
+    texts = [p if isinstance(p, str) else await plane.prompts.decode(card, p) for p in given]
     return [text for text in texts for _ in range(body.n or 1)]

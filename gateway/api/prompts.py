@@ -31,14 +31,19 @@ class Prompts:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def chat(
-        self, card: ModelCard, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+        self,
+        card: ModelCard,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool = True,
     ) -> tuple[tuple[int, ...], ...]:
         """The ids of a conversation."""
         _check_size(card, sum(len(m.get("content") or "") for m in messages), "messages")
 
         def encode() -> tuple[tuple[int, ...], ...]:
             try:
-                return (tuple(self.tokenizer(card).chat(messages, tools=tools)),)
+                tokenizer = self.tokenizer(card)
+                return (tuple(tokenizer.chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)),)
             except TemplateError as error:
                 raise ApiError(
                     "invalid_value", f"The messages do not fit this model: {error}.", param="messages"
@@ -55,6 +60,21 @@ class Prompts:
 
         return await self.off_loop(encode)
 
+    async def text(self, card: ModelCard, text: str) -> list[int]:
+        """The ids of a text, as a prompt would have them."""
+        _check_size(card, len(text), "prompt")
+        return await self.off_loop(lambda: self.tokenizer(card).encode(text, special=True))
+
+    async def decode(self, card: ModelCard, ids: Sequence[int]) -> str:
+        """The text of given ids, special tokens written out."""
+        _check_vocabulary(card, ids, "tokens")
+        return await self.off_loop(lambda: self.tokenizer(card).decode(ids, skip_special=False))
+
+    async def pieces(self, card: ModelCard, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself; U+FFFD stands for a part of a character."""
+        bytes_of = self.tokenizer(card).token_bytes
+        return [bytes_of(i).decode("utf-8", "replace") for i in ids]
+
     def _ids(self, card: ModelCard, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             ids = tuple(self.tokenizer(card).encode(prompt, special=True))
@@ -63,13 +83,7 @@ class Prompts:
             if not ids and start is None:
                 raise ApiError("invalid_value", "The prompt is empty.", param="prompt")
             return ids or (start,)  # type: ignore[return-value]
-        for token in prompt:
-            if not 0 <= token < card.vocab_size:
-                raise ApiError(
-                    "invalid_value",
-                    f"{token} is not a token id of this model (0 to {card.vocab_size - 1}).",
-                    param="prompt",
-                )
+        _check_vocabulary(card, prompt, "prompt")
         return tuple(prompt)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
@@ -82,6 +96,13 @@ class Prompts:
         if known is None:
             known = self._tokenizers[card.hash] = Tokenizer(card)
         return known
+
+
+def _check_vocabulary(card: ModelCard, ids: Sequence[int], param: str) -> None:
+    for token in ids:
+        if not 0 <= token < card.vocab_size:
+            message = f"{token} is not a token id of this model (0 to {card.vocab_size - 1})."
+            raise ApiError("invalid_value", message, param=param)
 
 
 def _any_text(prompts: Sequence[str | list[int]]) -> bool:

@@ -9,11 +9,15 @@ from django.http import HttpResponse
 
 from gateway.errors import ApiError
 
-__all__ = ["error_response", "json_response"]
+__all__ = ["error_response", "json_response", "raw_json"]
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
-    body = orjson.dumps(content)
+    return raw_json(orjson.dumps(content), status, headers)
+
+
+def raw_json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
+    """JSON that is already bytes."""
     response = HttpResponse(body, status=status, content_type="application/json", headers=headers)
     response["content-length"] = str(len(body))
     return response

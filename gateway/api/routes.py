@@ -13,7 +13,7 @@ from gateway.api.responses import error_response
 from gateway.errors import ApiError
 from gateway.plane import current
 
-__all__ = ["check_json", "route"]
+__all__ = ["route"]
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,3 @@ def route(**methods: Handler) -> Handler:
             return error_response(error)
 
     return view
-
-
-def check_json(request: DataRequest) -> None:
-    """A body that says it is something else than JSON is not guessed at."""
-    kind = request.META.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
-    if kind and kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError("unsupported_media_type", "Send the request body as application/json.")

@@ -127,7 +127,7 @@ class Dispatcher:
     # -- what engines send --------------------------------------------------------------------------------------------
 
     def _deliver(self, deltas: list[Delta]) -> None:
-        flights = self._flights
+        flights, now = self._flights, time.monotonic()
         for delta in deltas:
             flight = flights.get(delta.request)
             if flight is None:
@@ -135,6 +135,9 @@ class Dispatcher:
             if delta.code == "engine_lost":
                 self.spawn(self._settle_lost(flight, delta.epoch))
             flight.reply.feed(delta)
+            flight.last_received = now
+            if flight.first_received is None:
+                flight.first_received = now
             if delta.last:
                 flights.pop(delta.request, None)
 

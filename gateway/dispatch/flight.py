@@ -77,6 +77,8 @@ class Flight:
     stopping: bool = False
     """A cancel is on its way to the engine."""
     delivered_tokens: int = 0
+    first_received: float | None = None
+    last_received: float | None = None
     first_sent: float | None = None
     last_sent: float | None = None
     stall_s: float | None = None

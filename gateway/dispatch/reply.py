@@ -30,6 +30,8 @@ class Reply:
         "limit",
         "n",
         "on_overflow",
+        "prefill_s",
+        "queued_s",
         "request",
     )
 
@@ -42,6 +44,8 @@ class Reply:
         self.ended = False
         """Nothing more goes to the client than what waits: all choices finished, or the request failed."""
         self.cached_tokens = 0
+        self.queued_s: float | None = None
+        self.prefill_s: float | None = None
         self.on_overflow: Callable[[], Any] | None = None
         self._next = [0] * choices
         self._open = set(range(choices))
@@ -83,6 +87,8 @@ class Reply:
     def _keep(self, delta: Delta) -> None:
         if delta.cached_tokens and delta.start == 0 and delta.choice % self.n == 0:
             self.cached_tokens += delta.cached_tokens
+        if delta.queued_s is not None and self.queued_s is None:
+            self.queued_s, self.prefill_s = delta.queued_s, delta.prefill_s
         self._pending.append(delta)
         if delta.last or not self._open:
             self.ended = True

@@ -107,10 +107,12 @@ class Record:
 
     def __init__(self) -> None:
         self.public_id, self.secret, self.key = key_text.mint()
+        self.reached = asyncio.Event()
         self.principal, self.asked, self.away = replace(PRINCIPAL, key_id=self.public_id), 0, False
 
     async def find(self, public_id: str) -> tuple[Principal, bytes] | None:
         self.asked += 1
+        self.reached.set()
         await asyncio.sleep(0)
         if self.away:
             raise OperationalError("away")
@@ -178,8 +180,7 @@ async def test_a_change_is_read_after_it_was_told_or_grown_old(record: Record) -
 async def test_what_was_read_before_a_change_is_not_kept(record: Record) -> None:
     identity = Identity(record.find, PEPPER)
     reading = asyncio.create_task(identity.authenticate(f"Bearer {record.key}"))
-    while record.asked == 0:
-        await asyncio.sleep(0)
+    await record.reached.wait()
     identity.invalidate("t")
     await reading
     await identity.authenticate(f"Bearer {record.key}")

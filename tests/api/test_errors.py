@@ -154,7 +154,10 @@ def test_a_prompt_that_is_too_long(client: httpx.Client) -> None:
 
 def test_bodies_are_counted_after_decompression(client: httpx.Client) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    post = lambda body, **more: client.post("/chat/completions", content=body, headers={**headers, **more})  # noqa: E731
+
+    def post(body: bytes, **more: str) -> httpx.Response:
+        return client.post("/chat/completions", content=body, headers={**headers, **more})
+
     good = (GOOD + ',"max_tokens":4}').encode()
     assert post(gzip.compress(good)).status_code == 200
     check(post(gzip.compress(b" " * 100_000_000)), 413, "request_too_large")

@@ -1,0 +1,36 @@
+"""`POST /v1/tokenize` and `POST /v1/detokenize`: what the model sees of a text, and back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from gateway.api.schemas.chat import FunctionTool
+from gateway.api.schemas.common import invalid
+from gateway.api.schemas.messages import Message
+
+__all__ = ["DetokenizeRequest", "TokenizeRequest"]
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """A text, or a conversation through the model's chat template."""
+
+    model: str
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    def check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "Send either 'prompt' or 'messages'.")
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    model: str
+    tokens: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1_000_000)]
+
+    def check(self) -> None:
+        """Ids are checked against the model's vocabulary where that is known."""
