@@ -233,4 +233,5 @@ class StepLoop:
             prefill_tokens_per_s=prefill,
             step_s=self.meter.step_s,
             by_tier=self.roster.running_by_tier(),
+            made=self.roster.made.copy(),
         )

@@ -28,6 +28,8 @@ class Roster:
         self.requests: dict[str, Active] = {}
         self.sequences: dict[int, tuple[Active, Choice]] = {}
         self.parcel = Parcel()
+        self.made: dict[str, int] = {}
+        """Output tokens ever sent, by `tier:tenant`."""
         self._next_sequence = 0
         self._next_group = 0
 
@@ -227,6 +229,9 @@ class Roster:
         self.parcel.finals.append((work.request, active.epoch, active.era, encode(final)))
 
     def _say(self, active: Active, delta: Delta) -> None:
+        if delta.tokens:
+            account = f"{active.work.tier}:{active.work.tenant}"
+            self.made[account] = self.made.get(account, 0) + len(delta.tokens)
         self.parcel.deltas.setdefault(active.work.reply_to, []).append(delta)
 
     def _event(self, active: Active, kind: Kind, now: float, **attributes: str | int | float | bool | None) -> None:
