@@ -43,7 +43,8 @@ class Stack:
     port: int = 0
     console_port: int = 0
     credentials: dict[str, Any] = field(default_factory=dict)
-    took_s: float = 0.0
+    more: dict[str, str] = field(default_factory=dict)
+    """Environment of the commands beside the clean one."""
 
     def arguments(self) -> list[str]:
         if not self.port:
@@ -53,9 +54,7 @@ class Stack:
 
     def up(self) -> dict[str, Any]:
         """`sluice up --detach`; its one JSON line."""
-        began = time.monotonic()
-        done = sluice("up", "--detach", *self.arguments())
-        self.took_s = time.monotonic() - began
+        done = sluice("up", "--detach", *self.arguments(), **self.more)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("\n") == 1, done.stdout
         self.credentials = json.loads(done.stdout)
@@ -68,7 +67,7 @@ class Stack:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=clean_environment(),
+            env=clean_environment() | self.more,
         )
 
     def down(self) -> None:
@@ -109,9 +108,14 @@ class Stack:
                 continue
 
 
-def sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
+def sluice(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*SLUICE, *arguments], capture_output=True, text=True, check=False, timeout=180, env=clean_environment()
+        [*SLUICE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+        env=clean_environment() | environment,
     )
 
 

@@ -59,6 +59,30 @@ def test_in_the_foreground_it_greets_and_ctrl_c_stops_all(data_dir: Path) -> Non
     assert "stopped" in rest and "killed" not in rest
 
 
+def test_an_interrupted_start_leaves_nothing(data_dir: Path) -> None:
+    stack = Stack(data_dir, backend="simulated")
+    up = stack.foreground()
+    assert up.stdout is not None
+    assert next(line for line in up.stdout if "valkey: ready" in line)
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(30) == 1
+    assert not stack.processes()
+    stack.up()
+    _ask(stack)
+    stack.down()
+
+
+def test_given_servers_replace_the_embedded_ones(data_dir: Path, postgres_url: str, redis_url: str) -> None:
+    stack = Stack(data_dir, backend="simulated", more={"DATABASE_URL": postgres_url, "REDIS_URL": redis_url})
+    stack.up()
+    _ask(stack)
+    until(lambda: stack.rows("SELECT COUNT(*) FROM billing_usagerecord") == [(1,)], 10, "the usage row")
+    report = stack.status()
+    assert report["state"] == "running"
+    assert {p["name"] for p in report["processes"]} == {"gateway", "console", "metering", "celery", "engine-1"}
+    stack.down()
+
+
 def test_a_taken_console_port_is_one_sentence(data_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
