@@ -52,6 +52,14 @@ class RequestLine:
         return self.facts.prompt_tokens
 
     @property
+    def cached_tokens(self) -> int:
+        return self.usage.cached_tokens if self.usage is not None else 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.outcome.ttft_s if self.outcome is not None else None
+
+    @property
     def output_tokens(self) -> int:
         if self.usage is not None:
             return self.usage.completion_tokens

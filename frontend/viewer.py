@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from channels.db import database_sync_to_async
 from django.contrib.auth import get_user
+from django.db import connections
 from django.http import HttpRequest
 
 from frontend.snapshot import EVERYTHING, Scope
 from tenants.models import User
 from tenants.selectors import SEES_MONEY, tenants_for
 
-__all__ = ["scope_of", "still_signed_in"]
+__all__ = ["release_connections", "scope_of", "still_signed_in"]
 
 
 def scope_of(user: User) -> Scope:
@@ -22,11 +22,20 @@ def scope_of(user: User) -> Scope:
     return Scope(staff=False, tenants=tenants, money=money)
 
 
-@database_sync_to_async
+def release_connections() -> None:
+    """Give back this thread's database connections: a stream lasts as long as its page and must not hold any."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
+
+
 def still_signed_in(request: HttpRequest) -> Scope | None:
     """Read session and user again. None: the session ended, the password changed or the user was disabled."""
     session = type(request.session)(request.session.session_key)
     fresh = HttpRequest()
     fresh.session = session
-    user = get_user(fresh)
-    return scope_of(user) if isinstance(user, User) and user.is_active else None
+    try:
+        user = get_user(fresh)
+        return scope_of(user) if isinstance(user, User) and user.is_active else None
+    finally:
+        release_connections()

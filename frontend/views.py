@@ -6,9 +6,7 @@ from functools import partial
 from typing import cast
 
 from asgiref.sync import sync_to_async
-from channels.db import database_sync_to_async
 from django.contrib.auth.decorators import login_required
-from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -16,7 +14,7 @@ from django.views.decorators.http import require_safe
 from frontend.feed import live_feed
 from frontend.selectors import Page, find_request, parse_request_id, recent_requests
 from frontend.stream import board_of, events
-from frontend.viewer import scope_of, still_signed_in
+from frontend.viewer import release_connections, scope_of, still_signed_in
 from tenants.models import User
 
 __all__ = ["live", "requests", "stream"]
@@ -30,7 +28,7 @@ FIRST_SNAPSHOT_S = 1.5
 async def live(request: HttpRequest) -> HttpResponse:
     """The live page with the state as it is now, complete without JavaScript."""
     user = cast(User, await request.auser())
-    scope = await database_sync_to_async(scope_of)(user)
+    scope = await sync_to_async(scope_of)(user)
     feed = live_feed()
     await feed.newer_than(0, FIRST_SNAPSHOT_S)
     context = {"page": "live", "board": board_of(feed, scope)}
@@ -43,10 +41,9 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
     user = await request.auser()
     if not isinstance(user, User) or not user.is_active:
         return HttpResponse("Not signed in.\n", status=401, content_type="text/plain")
-    scope = await database_sync_to_async(scope_of)(user)
-    # The request lives as long as the page is open; its thread must not keep a database connection for that long.
-    await sync_to_async(connections.close_all)()
-    body = events(live_feed(), scope, partial(still_signed_in, request))
+    scope = await sync_to_async(scope_of)(user)
+    await sync_to_async(release_connections)()
+    body = events(live_feed(), scope, sync_to_async(partial(still_signed_in, request)))
     response = StreamingHttpResponse(body, content_type="text/event-stream")
     response.headers["Cache-Control"] = "no-store, no-transform"
     response.headers["X-Accel-Buffering"] = "no"
