@@ -1,0 +1,121 @@
+"""All that a cell's state consists of, as one comparable dict: read from Redis, and made of the twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis import Redis
+
+from engine.protocol.messages import Control, Delta, Final, decode
+from engine.protocol.twin import Twin
+
+_IGNORED = ("wake:", "test_now")
+_RECORD = (
+    "state",
+    "epoch",
+    "attempts",
+    "engine",
+    "gateway",
+    "cancel",
+    "member",
+    "arrival",
+    "expires",
+    "admitted",
+    "hold",
+)
+
+
+def of_redis(redis: Redis, prefix: str) -> dict[str, Any]:
+    """Every key under the prefix but the wake lists, whose length is only a hint."""
+    state: dict[str, Any] = {}
+    for key in redis.scan_iter(match=f"{prefix}*", count=1000):
+        name = key.decode().removeprefix(prefix)
+        if not name.startswith(_IGNORED):
+            value = _read(redis, key, name)
+            if value:
+                state[name] = value
+    return state
+
+
+def _read(redis: Redis, key: bytes, name: str) -> Any:
+    kind = redis.type(key).decode()
+    if kind == "stream":
+        return _entries(name, redis.xrange(key)) or ("empty" if name.startswith("replies:") else None)
+    if kind == "hash":
+        fields = {k.decode(): v.decode() for k, v in redis.hgetall(key).items()}
+        if name.startswith("req:"):
+            return {f: fields.get(f, "") for f in _RECORD}
+        return fields
+    if kind == "zset":
+        return {m.decode(): int(s) for m, s in redis.zrange(key, 0, -1, withscores=True)}
+    if kind == "set":
+        return sorted(m.decode() for m in redis.smembers(key))
+    return redis.get(key).decode()
+
+
+def _entries(name: str, entries: list[Any]) -> Any:
+    fields = [f for _, f in entries]
+    if name.startswith("q:"):
+        return [int(entry.split(b"-")[0]) for entry, _ in entries]
+    if name.startswith("replies:"):
+        return [d for f in fields for d in decode(f[b"d"], list[Delta])]
+    if name.startswith("ctl:"):
+        return [decode(f[b"c"], Control) for f in fields]
+    if name == "usage":
+        return [decode(f[b"f"], Final) for f in fields]
+    return [f[b"r"].decode() for f in fields]
+
+
+def _real(x: float) -> str:
+    return format(x, ".17g")
+
+
+def of_twin(t: Twin) -> dict[str, Any]:
+    """The same dict as `of_redis` gives."""
+    state: dict[str, Any] = {
+        "usage": t.usage,
+        "dead": t.dead,
+        "era": t.era,
+        "expiry": dict(t.expiry),
+        "pools": dict(t.pools),
+    }
+    state["arrivals"] = str(t.arrivals) if t.arrivals else None
+    state["gateways"], state["reaped"] = dict(t.gateways), dict(t.reaped)
+    if t.tick is not None:
+        state["tick"] = {"at": str(t.tick[0]), "armed": str(t.tick[1])}
+    for request, r in t.requests.items():
+        values = (r.state, r.epoch, r.attempts, r.engine, r.gateway, r.cancel, r.member, r.arrival, r.expires_ms)
+        values += (r.admitted_ms, r.a.hold_nano)
+        state[f"req:{request}"] = dict(zip(_RECORD, map(str, values), strict=True))
+    for (pool, tier, member), queue in t.queues.items():
+        state[f"q:{pool}:{tier}:{member}"] = sorted(queue.entries)
+    for (pool, tier), ready in t.ready.items():
+        state[f"ready:{pool}:{tier}"] = dict(ready)
+    for (pool, tier), (gap, last) in t.drain.items():
+        state.setdefault(f"drain:{pool}", {}).update({f"{tier}:gap": _real(gap), f"{tier}:last": str(last)})
+    for (tenant, name), (level, at) in t.buckets.items():
+        state[f"rl:{tenant}:{name}"] = {"level": _real(level), "at": str(at)}
+    for (tenant, key), c in t.claims.items():
+        text = "finished" if c.finished else "in_flight"
+        state[f"idem:{tenant}:{key}"] = {
+            "digest": c.digest, "request": c.request, "state": text, "expires": str(c.expires_ms)
+        }  # fmt: skip
+    for tenant, a in t.accounts.items():
+        named = {
+            "generation": a.generation,
+            "balance": a.balance_nano,
+            "sequence": a.sequence,
+            "held": a.held_nano or None,
+        }
+        state[f"acct:{tenant}"] = {k: str(v) for k, v in named.items() if v is not None}
+    for name, values in (("depth", t.depth), ("tiers", t.tiers), ("vtc", t.counters), ("deficit", t.deficits)):
+        for pool, fields in values.items():
+            whole = name == "tiers"
+            state[f"{name}:{pool}"] = {k: v if whole else _real(v) for k, v in fields.items()}
+    for name, sets in (("open", t.open), ("gwreq", t.gateway_requests), ("engreq", t.engine_requests)):
+        state.update({f"{name}:{k}": sorted(v) for k, v in sets.items()})
+    state.update({f"engines:{pool}": dict(v) for pool, v in t.engines.items()})
+    state.update({f"card:{pool}": v.decode() for pool, v in t.cards.items()})
+    state.update({f"replies:{g}": list(v) or "empty" for g, v in t.replies.items()})
+    state.update({f"ctl:{e}": list(v) for e, v in t.controls.items()})
+    return {k: v for k, v in state.items() if v}
