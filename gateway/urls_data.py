@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from gateway.api import generate, listing, tokens
+from gateway.api import generate, listing, openapi, tokens
 from gateway.api.routes import route
 
 _any = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"), listing.not_found)
@@ -16,6 +16,7 @@ urlpatterns = [
     path("v1/detokenize", route(POST=tokens.detokenize)),
     path("v1/models", route(GET=listing.models)),
     path("v1/models/<path:model>", route(GET=listing.one_model)),
+    path("v1/openapi.json", route(GET=openapi.describe)),
     path("healthz", route(GET=listing.health)),
     path("readyz", route(GET=listing.ready)),
     re_path(r"", route(**_any)),

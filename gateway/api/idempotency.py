@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import re
+from typing import cast
 
 import msgspec
 from django.http import HttpResponse
@@ -61,17 +62,21 @@ async def keep(redis: Redis, keys: Keys, request: str, claim: Claim, content_typ
 
 async def replay(redis: Redis, keys: Keys, request: str) -> HttpResponse:
     """The stored answer of `request`."""
-    raw = await redis.get(keys.result(request))
+    result = await _read(redis, keys.result(request))
     for pause_s in _WAIT_S:
-        if raw is not None:
+        if result is not None:
             break
         await asyncio.sleep(pause_s)
-        raw = await redis.get(keys.result(request))
-    result = decode(raw, Result) if raw is not None else Result("", b"", lost=True)
-    if result.lost:
+        result = await _read(redis, keys.result(request))
+    if result is None or result.lost:
         raise ApiError("idempotency_result_lost", "This Idempotency-Key was answered, but the answer was not kept.")
     return HttpResponse(
         result.body,
         content_type=result.content_type,
         headers={"idempotency-replayed": "true", "content-length": str(len(result.body))},
     )
+
+
+async def _read(redis: Redis, key: str) -> Result | None:
+    raw = cast("bytes | None", await redis.get(key))
+    return decode(raw, Result) if raw is not None else None

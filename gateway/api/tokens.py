@@ -24,7 +24,8 @@ async def tokenize(request: DataRequest) -> HttpResponseBase:
     card = (await plane.admission.find_model(request.arrival, principal, body.model)).card
     if body.messages is not None:
         tools = msgspec.to_builtins(body.tools) if body.tools else None
-        (ids,) = await plane.prompts.chat(card, render(body.messages), tools, body.add_generation_prompt)
+        conversation = await plane.prompts.chat(card, render(body.messages), tools, body.add_generation_prompt)
+        ids = list(conversation[0])
     else:
         ids = await plane.prompts.text(card, body.prompt or "")
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": card.context_length, "tokens": ids}
