@@ -35,6 +35,15 @@ def test_one_timeline_by_hand() -> None:
     assert t.total_s == pytest.approx(1.75)
 
 
+def test_a_client_that_sends_late_does_not_flatter_the_server() -> None:
+    late = Trace(0, "", scheduled_s=1.0, sent_s=3.0, end_s=4.0, chunks_s=[3.5, 4.0], ending="ok")
+    assert late.ttft_s == pytest.approx(2.5)
+    assert late.total_s == pytest.approx(3.0)
+    s = Report("", [late]).summary()
+    assert s.duration_s == pytest.approx(3.0)
+    assert s.send_lag_ms == pytest.approx(2000)
+
+
 def test_usage_counts_tokens_where_chunks_carry_several() -> None:
     t = trace([1.0, 2.0], usage=11)
     assert t.output_tokens == 11
