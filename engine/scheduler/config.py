@@ -34,7 +34,7 @@ class SchedulerConfig:
     """Most a tier may save up (or owe) of its floor, weighted tokens."""
     floor_quantum: float = 1024.0
     """A floor admits once this much (or the prompt's cost, if more) is saved up, so that it gets real work done."""
-    gate_tokens: float = 2048.0
+    gate_tokens: float = 64.0
     """Δ: tenants this far above the smallest virtual counter may still go."""
 
     adaptive_chunk: bool = True
@@ -45,6 +45,8 @@ class SchedulerConfig:
     """Prefill tokens that a step may always take, however late the decodes are: prefill never starves."""
     prefix_cache: bool = True
     preempt: bool = True
+    express_rows: int = -1
+    """Rows kept free for tenants that run less than an equal share, so that a flood doesn't fill them all (-1: an eighth)."""
     min_stay_s: float = 0.25
     """A sequence that was just started or restored can't be evicted for this long, unless memory runs out."""
     aging_every: int = 16
@@ -74,5 +76,7 @@ class SchedulerConfig:
             raise ValueError("host_blocks can't be negative, context_length must be positive")
         if self.max_rows > self.max_step_tokens:
             raise ValueError("max_rows can't exceed max_step_tokens: every running sequence needs a token a step")
+        if self.express_rows >= self.max_rows:
+            raise ValueError("express_rows must leave rows for the others")
         if sum(self.floors.values()) >= 1.0 or min(self.floors.values(), default=0.0) < 0.0:
             raise ValueError("tier floors must be shares that sum to less than 1")

@@ -59,6 +59,8 @@ class Room:
     tokens: int
     evictable_slots: int = 0
     evictable_tokens: int = 0
+    express_slots: int = 0
+    """Rows kept free for tenants that run less than an equal share: one number for the engine, told with every tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The step-cost model: how long a step takes, learnt from the steps themselves, and its inverse.
 
-t = c + γ·prefill + b·rows + a·context    (seconds; tokens, decode rows, tokens of context that the rows attend to)
+t = c + γ·prefill + b·rows + a·context    (seconds; prefill tokens, decode rows, attended token pairs)
 
 Fitted by exponentially forgetting least squares with non-negative coefficients. A step is weighted by 1/t², so that the
 error is relative: a cheap decode step counts as much as a long prefill.
@@ -8,7 +8,11 @@ error is relative: a cheap decode step counts as much as a long prefill.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import sqrt
+
+from engine.scheduler.step import Slice
 
 __all__ = ["Load", "StepCost"]
 
@@ -19,17 +23,29 @@ _RIDGE = 1e-3  # weight of the prior, in steps
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step computes: prefill tokens, decode rows, and the context (tokens) they all attend to."""
+    """What a step computes: prefill tokens, decode rows, and the (token, attended token) pairs of them all."""
 
     prefill: int
     rows: int
-    context: int
+    context: float
+
+    @staticmethod
+    def of(slices: Iterable[Slice]) -> Load:
+        prefill, rows, context = 0, 0, 0.0
+        for piece in slices:
+            if piece.length == 1:
+                rows += 1
+                context += piece.start
+            else:
+                prefill += piece.length
+                context += piece.length * (piece.start + piece.length / 2)
+        return Load(prefill, rows, context)
 
 
 class StepCost:
     """Coefficients (c, γ, b, a) in seconds; the prior is replaced as steps are observed."""
 
-    def __init__(self, c: float = 0.015, prefill: float = 6e-4, row: float = 9e-4, context: float = 2e-7) -> None:
+    def __init__(self, c: float = 0.015, prefill: float = 6e-4, row: float = 6.5e-4, context: float = 8e-7) -> None:
         self._w = [c, prefill, row, context]
         self._moments = [[0.0] * 4 for _ in range(4)]
         self._target = [0.0] * 4
@@ -48,15 +64,19 @@ class StepCost:
         c, prefill, row, context = self._w
         return c + prefill * load.prefill + row * load.rows + context * load.context
 
-    def prefill_seconds(self, tokens: int) -> float:
-        """Marginal time to compute `tokens` prompt tokens in steps that happen anyway."""
-        return self._w[1] * tokens + self._w[3] * tokens * tokens / 2
+    def prefill_seconds(self, tokens: int, start: int = 0) -> float:
+        """Marginal time to compute `tokens` prompt tokens from position `start` on, in a step that happens anyway."""
+        return tokens * (self._w[1] + self._w[3] * (start + tokens / 2))
 
-    def largest_prefill(self, budget_s: float, rows: int, context: int) -> int:
-        """The inverse: most prefill tokens that keep the step within `budget_s` beside these decodes (may be < 0)."""
-        c, prefill, row, a = self._w
-        spare = budget_s - c - row * rows - a * context
-        return int(spare / max(prefill, 1e-9)) if spare > 0 else -1
+    def largest_prefill(self, spare_s: float, start: int) -> int:
+        """The inverse: the most prompt tokens from `start` on that take at most `spare_s` seconds.
+
+        Solves a/2·p² + (γ + a·start)·p = spare for p, in the form that stays exact when a is 0.
+        """
+        if spare_s <= 0.0:
+            return 0
+        slope = max(self._w[1] + self._w[3] * start, 1e-9)
+        return int(2.0 * spare_s / (slope + sqrt(slope * slope + 2.0 * self._w[3] * spare_s)))
 
     def observe(self, load: Load, seconds: float) -> None:
         """Learn from one measured step."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from engine.kv.table import blocks_for
 from engine.scheduler.contract import Accounts
+from engine.scheduler.cost import Load
 from engine.scheduler.forecast import Outlook
 from engine.scheduler.ledger import Ledger
 from engine.scheduler.policies.base import Policy, View
@@ -48,7 +50,7 @@ class Planner:
         self._evicted: list[tuple[float, ...]] = []  # bands of the sequences this plan parks
         self._pressed = False
         self._prefilled = False
-        self._chunk = 0
+        self._spare_s = inf
         self._bucket: Bucket | None = None
         self._window_open = True
         self._context = 0
@@ -56,7 +58,7 @@ class Planner:
     def build(self) -> StepPlan:
         self._relieve()
         self._decode()
-        self._chunk = self._chunk_budget()
+        self._spare_s = self._spare()
         self._open_window()
         self._catch_up()
         return StepPlan(
@@ -109,19 +111,25 @@ class Planner:
         self._context = context
         self._ledger.tokens -= len(slices)
 
-    def _chunk_budget(self) -> int:
-        """Prefill tokens of this step: the largest chunk after which every decode still meets its TPOT."""
-        room = self._ledger.tokens
-        rows = len(self._slices)
-        if not rows or not self._config.adaptive_chunk:
-            return room
-        view, running = self._view, self._s.running
-        least = min(
-            max(0.5 * s.request.tpot_s, min(view.slack(s), s.request.tpot_s))
-            for s in (running[number] for number in self._slices)
-        )
-        chunk = self._s.cost.largest_prefill(least, rows, self._context)
-        return min(room, max(chunk, self._config.min_chunk))
+    def _spare(self) -> float:
+        """Seconds left for prefill in this step: what keeps every decode within its TPOT, by its least slack."""
+        if not self._slices or not self._config.adaptive_chunk:
+            return inf
+        now, running = self._now, self._s.running
+        least = inf
+        for number in self._slices:
+            s = running[number]
+            tpot = s.request.tpot_s
+            due = s.first_s + (s.generated + 1) * tpot - now
+            least = min(least, max(0.5 * tpot, min(due, tpot)))
+        return least - self._s.cost.seconds(Load(0, len(self._slices), self._context))
+
+    def _chunk(self, start: int) -> int:
+        """Most tokens the next prefill slice may have; the first of a step always gets `min_chunk`."""
+        if self._spare_s == inf:
+            return self._ledger.tokens
+        least = 0 if self._prefilled else self._config.min_chunk
+        return min(self._ledger.tokens, max(least, self._s.cost.largest_prefill(self._spare_s, start)))
 
     # Catching up -------------------------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class Planner:
         """
         heap = self._candidates()
         tries = 0
-        while heap and self._chunk > 0 and self._ledger.tokens > 0:
+        while heap and self._ledger.tokens > 0 and (self._spare_s > 0.0 or not self._prefilled):
             _, s, stream = heappop(heap)
             if s.state is State.RUNNING:
                 self._slice(s, s.computed)
@@ -195,11 +203,13 @@ class Planner:
     def _slice(self, s: Sequence, start: int) -> None:
         """As much of the sequence as the chunk allows."""
         todo = s.known - start
-        room = max(0, min(self._chunk, self._ledger.tokens))
+        room = self._chunk(start)
         length = todo if self._whole(s) and not (self._prefilled and todo > room) else min(todo, room)
+        if length <= 0:
+            return
         self._prefilled = True
         self._slices[s.number] = Slice(s.number, start, length, length == todo)
-        self._chunk -= length
+        self._spare_s -= self._s.cost.prefill_seconds(length, start)
         self._ledger.tokens -= length
 
     def _whole(self, s: Sequence) -> bool:
@@ -211,7 +221,7 @@ class Planner:
         if (leader is not None and leader.computed < len(s.request.prompt)) or s.request.group in self._fresh_groups:
             return None  # its sibling's prompt will be shared as soon as it is computed
         path = self._path(s)
-        if self._whole(s) and self._prefilled and s.known - len(path) * self._size > self._chunk:
+        if self._whole(s) and self._prefilled and s.known - len(path) * self._size > self._chunk(0):
             return None
         size = self._size
         need = 0 if s.one_shot else blocks_for(s.known, size) - len(path)

@@ -119,21 +119,17 @@ class Scheduler:
 
     def room(self, now: float) -> Mapping[int, Room]:
         """Credit by tier: free room after what waits here already, and what the tier could evict from worse ones."""
-        size = self.config.block_size
-        waiting = len(self.backlog) + len(self.parked)
-        tokens = self.device.available * size - sum(s.known for s in self.backlog)
-        tokens -= sum(s.known for s in self.parked.values())
-        slots = self.config.max_rows - len(self.running) - waiting
+        config, held = self.config, [*self.backlog, *self.parked.values()]
+        tokens = max(0, self.device.available * config.block_size - sum(s.known for s in held))
+        free = config.max_rows - len(self.running) - len(held)
+        kept = config.max_rows // 8 if config.express_rows < 0 else config.express_rows
         rooms: dict[int, Room] = {}
-        for tier in sorted({0, 1, 2, *self.config.floors, *(s.tier for s in self._all.values())}):
-            worse = [s for s in self.running.values() if s.tier > tier] if self.config.preempt else []
-            evictable = max(0, len(worse) + min(0, slots))
-            rooms[tier] = Room(
-                slots=max(0, slots),
-                tokens=max(0, tokens),
-                evictable_slots=evictable,
-                evictable_tokens=sum(s.known for s in worse) if evictable else 0,
-            )
+        for tier in sorted({0, 1, 2, *config.floors, *(s.tier for s in self._all.values())}):
+            worse = [s for s in self.running.values() if s.tier > tier] if config.preempt else []
+            evictable = max(0, len(worse) + min(0, free))
+            slots = max(0, free - kept)
+            evictable_tokens = sum(s.known for s in worse) if evictable else 0
+            rooms[tier] = Room(slots, tokens, evictable, evictable_tokens, max(0, min(kept, free)) if tokens else 0)
         return rooms
 
     @property
@@ -310,14 +306,7 @@ class Scheduler:
         """Teach the cost model what this step took."""
         if not plan.slices or plan.parks or plan.restores:
             return
-        prefill = rows = context = 0
-        for piece in plan.slices:
-            if piece.length == 1:
-                rows += 1
-            else:
-                prefill += piece.length
-            context += piece.start * (1 if piece.length == 1 else piece.length)
-        self.cost.observe(Load(prefill, rows, context), outcome.seconds)
+        self.cost.observe(Load.of(plan.slices), outcome.seconds)
 
     # Charges -----------------------------------------------------------------------------------------------------
 

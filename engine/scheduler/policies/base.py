@@ -59,12 +59,12 @@ class View:
         key = (s.tier, s.tenant)
         return self._book.counters.get(key, 0.0) + self._counters.get(key, 0.0)
 
-    def gated(self, s: Sequence) -> bool:
-        """Is the tenant more than Δ above the smallest active counter of its tier?"""
+    def gate(self, s: Sequence) -> float:
+        """How far the tenant is beyond Δ above the smallest active counter of its tier; 0 for those within."""
         least = self._least.get(s.tier)
         if least is None:
             least = self._least[s.tier] = self._book.least(s.tier)
-        return self.counter(s) > least + self.config.gate_tokens
+        return max(0.0, self.counter(s) - least - self.config.gate_tokens)
 
     def by_floor(self, s: Sequence) -> bool:
         """Is this the floor's turn: pulled by it, or (with no queue in front) due now; and not spent yet?"""

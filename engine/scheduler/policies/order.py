@@ -93,7 +93,7 @@ class Tiered(Deadline):
         first, *rest = super().urgency(s, view)
         if first < 0.0:
             return (-1.0, first, *rest)
-        return (1.0 if view.gated(s) else 0.0, first, *rest)
+        return (view.gate(s), first, *rest)
 
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
         if waiting.tier != running.tier:

@@ -1,0 +1,201 @@
+"""The experiments behind docs/scheduling.md. Each returns rows of one table; all are seeded and need no network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from engine.scheduler import SchedulerConfig, create
+from engine.scheduler.contract import Request
+from engine.scheduler.step import Sample, StepOutcome
+from engine.sim.report import percentile, summary
+from engine.sim.workload import Source, stream
+from engine.sim.world import END, World
+
+__all__ = ["EXPERIMENTS"]
+
+Rows = list[dict[str, Any]]
+BASE = SchedulerConfig(device_blocks=2048, max_rows=16, max_step_tokens=512, prefix_cache=False)
+
+
+def _find(world: World, who: str) -> dict[str, Any]:
+    return next(row for row in summary(world)["rows"] if row["who"] == who)
+
+
+def batching() -> Rows:
+    """Continuous against static batching and one at a time: exponential lengths, 16 rows, everything there at once."""
+    source = [Source("a", 1, 1.0, 400, "backlog", "exponential")]
+    rows = []
+    for name, config, static in (
+        ("one at a time", replace(BASE, max_rows=1), False),
+        ("static", BASE, True),
+        ("continuous", BASE, False),
+    ):
+        world = World(config, "fcfs", front=False, static=static)
+        world = World(config, "fcfs", static=static).run(stream(source))
+        rows.append({"batching": name, "tokens_per_s": _find(world, "standard")["tokens_per_s"]})
+    for row in rows:
+        row["against static"] = row["tokens_per_s"] / rows[1]["tokens_per_s"]
+    return rows
+
+
+def chunking() -> Rows:
+    """Prompts of 768 tokens into six running streams: chunks sized by slack against whole prefill."""
+    sources = [Source(f"s{i}", 0, 1.0, 1, "backlog", "16/400") for i in range(6)]
+    sources.append(Source("long", 0, 1 / 4.0, 5, "uniform", "768/2"))
+    rows = []
+    for name, config in (
+        ("whole", replace(BASE, whole_prefill=True, adaptive_chunk=False)),
+        ("chunked", BASE),
+    ):
+        world = World(config, "tiered", front=False).run(stream(sources))
+        streams = [life for life in world.lives.values() if life.arrival.tenant != "long"]
+        ttft = [life.ttft_s for life in world.lives.values() if life.arrival.tenant == "long"]
+        rows.append({"prefill": name, "longest_stall_s": max(s.stall_s for s in streams), "long_ttft_s": median(ttft)})
+    return rows
+
+
+def preemption() -> Rows:
+    """Interactive requests onto a batch backlog: FIFO, strict order without eviction, and with it."""
+    sources = [Source("jobs", 2, 1.0, 160, "backlog", "200/300"), Source("chat", 0, 0.5, 150, "poisson", "100/40")]
+    rows = []
+    config = replace(BASE, host_blocks=2048, block_bytes=368_640)
+    for name, policy, preempt in (
+        ("FIFO", "fcfs", False),
+        ("priority", "priority", False),
+        ("preempt", "tiered", True),
+    ):
+        world = World(replace(config, preempt=preempt), policy, front=False).run(stream(sources))
+        batch = [life.last_s for life in world.lives.values() if life.arrival.tier == 2]
+        row = _find(world, "interactive")
+        rows.append({"policy": name, "interactive attained": row["attained"], "ttft_p95_s": row["ttft_p95_s"],
+                     "batch_makespan_s": max(batch)})  # fmt: skip
+    for row in rows:
+        row["against FIFO"] = row["batch_makespan_s"] / rows[0]["batch_makespan_s"]
+    return rows
+
+
+def neighbour() -> Rows:
+    """Four quiet tenants beside one that floods; their p99 TTFT against the same traffic alone."""
+    quiet = [Source(f"quiet{i}", 1, 0.12, 120, "poisson", "100/40") for i in range(4)]
+    flood = Source("flood", 1, 4.0, 3000, "poisson", "100/40")
+    rows = []
+    for name, policy, sources, front in (
+        ("alone", "tiered", quiet, True),
+        ("FIFO", "fcfs", [*quiet, flood], False),
+        ("tiered", "tiered", [*quiet, flood], True),
+    ):
+        world = World(BASE, policy, front=front).run(stream(sources))
+        ttft = [life.ttft_s for life in world.lives.values() if life.arrival.tenant != "flood"]
+        rows.append({"policy": name, "quiet_ttft_p50_s": percentile(ttft, 0.5), "quiet_ttft_p99_s": percentile(ttft, 0.99),
+                     "tokens_per_s": _find(world, "standard")["tokens_per_s"]})  # fmt: skip
+    for row in rows:
+        row["p99 against alone"] = row["quiet_ttft_p99_s"] / rows[0]["quiet_ttft_p99_s"]
+    return rows
+
+
+def weights() -> Rows:
+    """Three backlogged tenants of weights 1, 2 and 4 on four engines, over 1,000,000 weighted tokens."""
+    sources = [Source(f"w{w}", 1, 1.0, 2500 * w, "backlog", "sharegpt", weight=float(w)) for w in (1, 2, 4)]
+    world = World(replace(BASE, max_rows=32), engines=4)
+    served: dict[str, float] = {}
+
+    def enough(done: int) -> None:
+        counters = world._queue.counters
+        total = sum(counters["standard", s.tenant] / 1000 * s.weight for s in sources)
+        if total >= 1e6 and not served:
+            served.update({s.tenant: counters["standard", s.tenant] / 1000 * s.weight for s in sources})
+            world._events.clear()
+
+    world.run(stream(sources), progress=enough)
+    total = sum(served.values())
+    return [{"tenant": s.tenant, "weight": s.weight, "tokens": served[s.tenant], "share": served[s.tenant] / total,
+             "error": served[s.tenant] / total / (s.weight / 7) - 1.0} for s in sources]  # fmt: skip
+
+
+def overload() -> Rows:
+    """Requests per second that meet their targets, at rising load."""
+    rows = []
+    for load in (0.5, 0.75, 1.0, 1.5, 2.0, 3.0):
+        row: dict[str, Any] = {"load": load}
+        for policy in ("fcfs", "priority", "tiered"):
+            sources = [Source(f"t{i}", 0, 0.6 * load, 300 * load, "poisson", "100/40") for i in range(4)]  # type: ignore[arg-type]
+            sources = [replace(s, count=int(s.count)) for s in sources]
+            world = World(BASE, policy, front=False).run(stream(sources))
+            row[policy] = summary(world)["met_per_s"]
+        rows.append(row)
+    return rows
+
+
+def prefixes() -> Rows:
+    """Hot prompts that share 512 tokens beside 5 % cold ones: who does the waiting?"""
+    hot = Source("hot", 1, 3.0, 1900, "poisson", "32/30", prefix="system", shared=512)
+    cold = Source("cold", 1, 0.16, 100, "poisson", "544/30")
+    rows = []
+    for policy in ("fcfs", "deadline", "tiered"):
+        world = World(replace(BASE, prefix_cache=True), policy, front=False).run(stream([hot, cold]))
+        waits = {name: [v.ttft_s for v in world.lives.values() if v.arrival.tenant == name] for name in ("hot", "cold")}
+        total = sum(map(sum, waits.values()))
+        rows.append({"policy": policy, "hot_ttft_p50_s": median(waits["hot"]), "cold_ttft_p50_s": median(waits["cold"]),
+                     "cold_ttft_p99_s": percentile(waits["cold"], 0.99), "cold part of all waiting": sum(waits["cold"]) / total})  # fmt: skip
+    return rows
+
+
+def swapping() -> Rows:
+    """Eviction by swap, by recompute, and by price, at three link bandwidths."""
+    sources = [Source("jobs", 2, 1.0, 120, "backlog", "zipf"), Source("chat", 0, 0.4, 120, "gamma", "120/40")]
+    rows = []
+    for link in (2e7, 2e8, 8e9):
+        row: dict[str, Any] = {"link_bytes_per_s": f"{link:.0e}"}
+        for mode in ("swap", "recompute", "price"):
+            config = replace(
+                BASE,
+                device_blocks=400,
+                block_bytes=368_640,
+                host_blocks=0 if mode == "recompute" else 4000,
+                swap_bytes_per_s=1e15 if mode == "swap" else link,
+            )
+            world = World(config, "tiered", front=False, link=link).run(stream(sources))
+            result = summary(world)
+            row[f"{mode}_s"] = result["makespan_s"]
+            if mode == "price":
+                parks = sum(life.parks for life in world.lives.values())
+                row |= {"swaps": result["swaps"], "recomputes": parks - result["swaps"]}
+        rows.append(row)
+    return rows
+
+
+def plan_time() -> Rows:
+    """Time of `plan` alone, with 256 running and more and more waiting."""
+    rows = []
+    for waiting in (100, 300, 1000, 3000, 10_000):
+        config = SchedulerConfig(device_blocks=16_384, max_rows=256, max_step_tokens=1024, prefix_cache=True)
+        scheduler = create("tiered", config)
+        for i in range(256 + waiting):
+            tier = i % 3 if i >= 256 else 0
+            prompt = tuple(range(i * 131, i * 131 + 100))
+            request = Request(i, i, tier, f"t{i % 40}", prompt, 400, 0.0, 1e9 + i, 0.1, salt=f"t{i % 40}")
+            scheduler.submit(request, 0.0)
+            if i < 256:
+                continue
+        now, times = 0.0, []
+        for step in range(160):
+            begin = time.perf_counter()
+            plan = scheduler.plan(now)
+            times.append(time.perf_counter() - begin)
+            samples = tuple(Sample(s.sequence, (END + 1,)) for s in plan.slices if s.samples)
+            now += 0.05
+            scheduler.commit(plan, StepOutcome(step, samples, 0.05), now)
+        steady = times[-60:]
+        rows.append({"waiting": waiting, "running": len(scheduler.running), "median_ms": 1e3 * median(steady),
+                     "p95_ms": 1e3 * (percentile(steady, 0.95) or 0.0)})  # fmt: skip
+    return rows
+
+
+EXPERIMENTS: dict[str, Callable[[], Rows]] = {
+    f.__name__.replace("_", "-"): f
+    for f in (batching, chunking, preemption, neighbour, weights, overload, prefixes, swapping, plan_time)
+}
