@@ -150,7 +150,14 @@ REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
     "COERCE_DECIMAL_TO_STRING": True,
 }
-SPECTACULAR_SETTINGS = {"TITLE": "Sluice management API", "VERSION": "1"}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Sluice management API",
+    "VERSION": "1",
+    "ENUM_NAME_OVERRIDES": {
+        "TenantStatus": "tenants.models.Tenant.Status",
+        "ProjectStatus": "tenants.models.Project.Status",
+    },
+}
 
 LOGGING = {
     "version": 1,
