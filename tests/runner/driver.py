@@ -1,4 +1,4 @@
-"""Drives a backend with hand-made plans: all sequences in one step, in chunks of a given size, parked as often as asked."""
+"""Drives a backend with hand-made plans: all sequences in one step, in chunks of a given size, parked when asked."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Driver:
             self._free += one.blocks
             one.blocks = [self._free.pop(0) for _ in range(held)]
             restores.append(Restore(number, host, tuple(one.blocks), one.computed))
-            self._free_host += host
         self._execute(StepPlan(self.step, parks=tuple(parks)))
         self._execute(StepPlan(self.step, restores=tuple(restores)))
+        self._free_host += [block for park in parks for block in park.host]
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
         self.step += 1

@@ -10,11 +10,11 @@ from engine.text import Tokenizer
 from tests.models.prompts import LONG, SHORT
 from tests.runner.driver import Driver, greedy
 
-TOKENS = 12
+TOKENS = 8
 
 
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    return [tokenizer.encode(text) for text in (*SHORT[:5], LONG[:700])]
+    return [tokenizer.encode(text) for text in (*SHORT[:5], LONG[:400])]
 
 
 def test_batch_mates_and_chunks_change_nothing(backend: CausalLM, tokenizer: Tokenizer) -> None:
