@@ -78,8 +78,10 @@ class Stack:
         done = sluice("status", "--json", "--data-dir", str(self.data_dir))
         return dict(json.loads(done.stdout))
 
-    def pid(self, name: str) -> int:
-        return next(int(p["pid"]) for p in self.status()["processes"] if p["name"] == name)
+    def pid(self, name: str) -> int | None:
+        """None while it is down."""
+        processes = json.loads((self.data_dir / "state.json").read_text())["processes"]
+        return next(p["pid"] for p in processes if p["name"] == name)  # type: ignore[no-any-return]
 
     def key(self, tenant: str = "alpha") -> str:
         return str(self.credentials["tenants"][tenant]["key"])

@@ -7,9 +7,12 @@ import signal
 import socket
 from pathlib import Path
 
+from openai import APIError
+
 from tests.e2e.stack import Stack, sluice, until
 
 MODEL = "simulated"
+KILLED = ("celery", "metering", "console", "gateway", "valkey", "postgres")
 
 
 def _ask(stack: Stack) -> None:
@@ -40,6 +43,33 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_up_keeps_everything(
     stack.down()
     assert not stack.processes()
     assert stack.status()["state"] == "stopped"
+
+
+def test_whatever_is_killed_comes_back_and_the_service_goes_on(data_dir: Path) -> None:
+    stack = Stack(data_dir, backend="simulated")
+    stack.up()
+    for name in KILLED:
+        victim = stack.pid(name)
+        os.kill(victim, signal.SIGKILL)
+        until(lambda name=name, victim=victim: stack.pid(name) not in {None, victim}, 20, f"{name} is back")
+    until(lambda: _answered(stack), 30, "an answer after all that")
+    until(lambda: stack.rows("SELECT COUNT(*) >= 1 FROM billing_usagerecord") == [(True,)], 20, "the usage row")
+    report = stack.status()
+    assert report["state"] == "running"
+    restarts = {p["name"]: p["restarts"] for p in report["processes"] if p["name"] != "engine-1"}
+    assert restarts == dict.fromkeys(KILLED, 1), "nothing else fell over"
+    log = (data_dir / "logs/supervisor.log").read_text()
+    assert "valkey ended (SIGKILL); restarting in 0.5 s" in log and "valkey restarted" in log
+    stack.down()
+    assert not stack.processes()
+
+
+def _answered(stack: Stack) -> bool:
+    try:
+        _ask(stack)
+    except APIError:
+        return False
+    return True
 
 
 def test_in_the_foreground_it_greets_and_ctrl_c_stops_all(data_dir: Path) -> None:
