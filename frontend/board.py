@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from typing import Generic, TypeVar
 
 from django.utils.safestring import SafeString
 
@@ -18,13 +19,14 @@ __all__ = ["STALE_S", "Board", "EngineRow", "Row", "TierGroup", "build"]
 STALE_S = 3.0
 """Older than this, a figure is shown as what it was, not as what it is."""
 ENGINE_LOST_NOTICE_S = 60.0
+Line = TypeVar("Line", TierLine, TenantLine)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(Generic[Line]):
     """One line of figures: a tier's or a tenant's."""
 
-    line: TierLine | TenantLine
+    line: Line
     bar: SafeString
     spark: SafeString
     over: bool
@@ -37,8 +39,8 @@ class TierGroup:
     """A tier, its totals (None for a viewer who may not see them) and its tenants."""
 
     tier: TierLine
-    total: Row | None
-    tenants: tuple[Row, ...]
+    total: Row[TierLine] | None
+    tenants: tuple[Row[TenantLine], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def _group(tier: TierLine, history: History, scope: Scope, now_ms: int) -> TierG
     return TierGroup(tier, total, tuple(rows))
 
 
-def _row(tier: TierLine, line: TierLine | TenantLine, spark: SafeString, requests: int | None) -> Row:
+def _row(tier: TierLine, line: Line, spark: SafeString, requests: int | None) -> Row[Line]:
     value, target = line.ttft_p95_ms, tier.ttft_target_ms
     over = value is not None and bool(target) and value > (target or 0)
     return Row(line, target_bar(value, target), spark, over, requests)

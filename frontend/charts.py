@@ -37,8 +37,8 @@ def target_bar(value: float | None, target: float | None) -> SafeString:
 
 def meter(used: float, cached: float) -> SafeString:
     """A bar of two shares of one whole (each 0 to 1): in use, then held by the cache and free to take."""
-    used = min(max(used, 0.0), 1.0)
-    cached = min(max(cached, 0.0), 1.0 - used)
+    used = min(max(0.0, used), 1.0)
+    cached = min(max(0.0, cached), 1.0 - used)
     return format_html(
         '<svg class="bar" width="{w}" height="{h}" viewBox="0 0 {w} {h}" aria-hidden="true" focusable="false">'
         '<rect class="track" x="0" y="1" width="{w}" height="6" rx="2"/>'

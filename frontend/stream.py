@@ -19,7 +19,7 @@ PUSH_S = 1.5
 """Longest silence: without news the fragment is pushed again with its age, so that silence means a dead connection."""
 MIN_GAP_S = 0.2
 """However fast snapshots come, a viewer gets no more than five a second."""
-RECHECK_S = 15.0
+RECHECK_S = 10.0
 """How long a stream may outlive the session that opened it."""
 
 _Rendered = dict[tuple[object, ...], str]

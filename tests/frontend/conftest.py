@@ -19,12 +19,15 @@ import pytest
 import pytest_asyncio
 from django.conf import settings
 from django.contrib.auth.hashers import make_password
+from django.db import connection
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
 from redis import Redis
 
 django.setup()  # conftest files are imported before pytest-django does it; the environment is already the tests' own
 
 from tenants.models import Membership, Tenant, Tier, User  # noqa: E402
+
+from .records import add_outcome, add_usage, new_id  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "correct horse battery staple"
@@ -90,6 +93,8 @@ class Console:
 
     port: int
     prefix: str
+    request: str
+    """Id of a request of alpha's that is on record, beside two of beta's."""
     environment: dict[str, str]
     child: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -133,9 +138,14 @@ def console(django_db_setup: None, django_db_blocker: Any, redis_url: str, passw
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    request = new_id()
     with django_db_blocker.unblock():
         make_people(password_hash)
-    running = Console(port, prefix, _environment(redis_url, prefix))
+        add_usage(request)
+        add_outcome(request)
+        add_usage(new_id(), tenant="beta")
+        add_outcome(new_id(), tenant="beta", status=499, reason="abort", good=False, ttft_met=None, ttft_s=None)
+    running = Console(port, prefix, request.hex, _environment(redis_url, prefix))
     try:
         running.start()
         yield running
@@ -144,6 +154,8 @@ def console(django_db_setup: None, django_db_blocker: Any, redis_url: str, passw
         with django_db_blocker.unblock():
             for model in (Membership, User, Tenant, Tier):
                 model.objects.all().delete()
+            with connection.cursor() as cursor:  # history can't be deleted, but a test database can be emptied
+                cursor.execute("TRUNCATE billing_usagerecord, metering_requestoutcome")
         with Redis.from_url(redis_url) as redis:
             redis.delete(*redis.scan_iter(match=f"{prefix}*"), f"{prefix}live")
 

@@ -13,10 +13,10 @@ from redis import Redis
 Make = Callable[[int], dict[str, Any]]
 
 
-def tenant(name: str, **figures: Any) -> dict[str, Any]:
+def tenant(slug: str, **figures: Any) -> dict[str, Any]:
     base = {
-        "tenant": name,
-        "name": name.title(),
+        "tenant": slug,
+        "name": slug.title(),
         "queued": 0,
         "oldest_wait_s": None,
         "running": 0,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
@@ -175,26 +175,41 @@ async def test_a_slow_network_does_not_lose_the_push(page: Page, publisher: Publ
     assert refused >= 2
 
 
+async def test_a_newcomer_finds_the_request_just_sent(watched: Watched, console: Console) -> None:
+    page = watched.page
+    await sign_in(page, "olive")
+    await page.get_by_role("link", name="Requests").click()
+    row = page.get_by_role("row", name=console.request)
+    await expect(row).to_contain_text("0.000123456 USD")
+    await expect(row.locator(".badge")).to_have_text("met")
+    await expect(page.get_by_role("row")).to_have_count(2)
+    await page.get_by_label("Request id").fill(f"chatcmpl-{console.request}")
+    await page.get_by_role("button", name="Find").click()
+    await expect(page.get_by_role("row", name=console.request)).to_be_visible()
+    assert watched.complaints == []
+
+
 async def test_pages_are_accessible_and_fit_a_phone(page: Page, publisher: Publisher) -> None:
-    """axe finds nothing in light, dark, narrow and stale; nothing is wider than 360 px."""
+    """axe finds nothing, in light and dark, wide and narrow, live and stale; nothing is wider than 360 px."""
     publisher.make = lambda step: sample.snapshot(engines=[sample.engine(), sample.engine("engine-2", age_ms=9000)])
     await page.goto("/login/")
-    await _check(page)
+    await _check(page, ["light", "dark"])
     await sign_in(page, "admin")
     await expect(page.get_by_text("engine-2 has been silent")).to_be_visible(timeout=SOON_MS)
-    await _check(page)
+    await _check(page, ["light", "dark"])
+    await _check(page, ["dark", "light"])
     publisher.stop()
     await expect(page.get_by_text("Live data stopped at")).to_be_visible(timeout=SOON_MS)
-    await _check(page)
-    await page.goto("/requests/?id=1")
-    await _check(page)
+    await _check(page, ["light", "dark"])
+    await page.goto("/requests/")
+    await _check(page, ["dark", "light"])
 
 
-async def _check(page: Page) -> None:
-    for width in (1280, 360):
+async def _check(page: Page, schemes: list[Literal["light", "dark"]]) -> None:
+    """One colour scheme on a wide screen, the other on a narrow one."""
+    for width, scheme in zip((1280, 360), schemes, strict=True):
         await page.set_viewport_size({"width": width, "height": 800})
-        for scheme in ("light", "dark"):
-            await page.emulate_media(color_scheme=scheme)
-            found = await Axe().run(page)
-            assert found.violations_count == 0, found.generate_report()
+        await page.emulate_media(color_scheme=scheme)
+        found = await Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")

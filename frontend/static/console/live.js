@@ -3,7 +3,7 @@
 (() => {
   "use strict";
   const LOST_MS = 4000; // the server pushes at least every 1.5 s
-  const RETRY_MS = 8000;
+  const RETRY_MS = 6000;
   const live = document.getElementById("live");
   const lost = document.getElementById("push-lost");
   const title = document.title;
