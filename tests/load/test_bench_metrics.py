@@ -175,6 +175,14 @@ async def test_pairs_alternate_and_ratios_are_paired() -> None:
     assert by_name["goodput"].ratio == 1.0
 
 
+def test_the_ratio_is_of_pairs_not_of_medians() -> None:
+    gaps = ((0.1, 0.2), (0.3, 0.1), (0.4, 0.8))
+    by_name = {r.name: r for r in ratios([Pair(_steady(a), _steady(b)) for a, b in gaps])}
+    found = by_name["TPOT p50, ms"]
+    assert (found.a, found.b) == (pytest.approx(300), pytest.approx(200))
+    assert (found.ratio, found.low, found.high) == (pytest.approx(0.5), pytest.approx(0.5), pytest.approx(3.0))
+
+
 async def test_an_interrupted_run_ends_the_pairs_without_its_pair() -> None:
     async def run(side: str, pair: int) -> Report:
         report = _steady(0.1)
