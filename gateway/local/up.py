@@ -45,6 +45,9 @@ def up(folder: DataFolder, options: Options, screen: Screen) -> int:
     except (PreflightError, FolderError, ServerError, UpError) as error:
         screen.error(str(error))
         return 1
+    except OSError as error:  # a full disk, no more processes: what the system says is the reason
+        screen.error(f"can't go on: {error}.")
+        return 1
     finally:
         screen.close()
 
@@ -292,8 +295,9 @@ def _reason(log: Path) -> str:
 
 
 def _served_model(options: Options, key: str) -> str:
-    """The first model the gateway lists; the name we were asked for when no key is known."""
+    """Our pool, or the first model the gateway lists if ours goes by another name; our pool when no key is known."""
     try:
-        return str(json.loads(_get(options, "/v1/models", key=key)[1])["data"][0]["id"])
+        names = [str(model["id"]) for model in json.loads(_get(options, "/v1/models", key=key)[1])["data"]]
     except (ValueError, LookupError, TypeError):
-        return options.model
+        names = []
+    return options.pool if options.pool in names or not names else names[0]
