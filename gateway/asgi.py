@@ -10,25 +10,28 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 django.setup(set_prefix=False)
 
-from channels.routing import ProtocolTypeRouter  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
+from django.urls import path, re_path  # noqa: E402
 
 from gateway.api.handler import DataHandler  # noqa: E402
+from gateway.api.sockets import StreamConsumer, UnknownSocket  # noqa: E402
 from gateway.plane import lifespan  # noqa: E402
 
 __all__ = ["console", "data"]
 
 _http = DataHandler()
+_sockets = URLRouter([path("v1/stream", StreamConsumer.as_asgi()), re_path(r"", UnknownSocket.as_asgi())])
 
 
 async def data(scope: Any, receive: Any, send: Any) -> None:
-    """The data plane: HTTP under `/v1`, and the lifespan that starts and stops its Redis side."""
+    """The data plane: HTTP and the socket under `/v1`, and the lifespan that starts and stops its Redis side."""
     if scope["type"] == "lifespan":
         await lifespan(receive, send)
     elif scope["type"] == "http":
         await _http(scope, receive, send)
     else:
-        raise ValueError(f"the data plane does not speak {scope['type']}")
+        await _sockets(scope, receive, send)
 
 
 # Console and management speak HTTP; their push is server-sent events, so the router needs no socket yet.

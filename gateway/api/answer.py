@@ -63,6 +63,8 @@ class Answer:
 
     def __init__(self, ticket: Ticket, wish: Wish, dispatcher: Dispatcher) -> None:
         self.ticket, self._wish, self._dispatcher = ticket, wish, dispatcher
+        # The tier it really runs in, said only to those who asked for one.
+        self._tier = ticket.tier.name if wish.tier is not None else None
         self._flight = ticket.flight
         self._choices = [_Choice() for _ in range(ticket.order.choices)]
         self._created = int(time.time())
@@ -70,7 +72,7 @@ class Answer:
         self.kept: list[bytes] = []
         self._id = f"{prefix}-{ticket.flight.route.request}"
 
-    async def first(self, wait_s: float) -> list[Delta]:
+    async def first(self, wait_s: float | None) -> list[Delta]:
         """Wait for the first deltas, so that an error keeps its status; empty when they take longer than `wait_s`."""
         return await self._flight.reply.get(wait_s)
 
@@ -159,7 +161,7 @@ class Answer:
     def _frames(self) -> ChatFrames | CompletionFrames:
         kind = ChatFrames if self._wish.chat else CompletionFrames
         model = self.ticket.order.model.card.model
-        return kind(self._id, self._created, model, self._wish.tier, self._wish.include_usage)
+        return kind(self._id, self._created, model, self._tier, self._wish.include_usage)
 
     def _encode(self, frames: ChatFrames | CompletionFrames, batch: list[Delta]) -> bytes:
         parts: list[bytes] = []
@@ -229,8 +231,8 @@ class Answer:
             "usage": self._usage(),
             "system_fingerprint": None,
         }
-        if self._wish.tier is not None:
-            answer["service_tier"] = self._wish.tier
+        if self._tier is not None:
+            answer["service_tier"] = self._tier
         return answer
 
     def _shape(self, index: int, choice: _Choice) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.http import HttpResponseBase, StreamingHttpResponse
 
 from engine.protocol.messages import ModelCard, Sampling
-from gateway.admission.admission import Order, Replay, limit_headers
+from gateway.admission.admission import Arrival, Order, Replay, limit_headers
 from gateway.api.answer import EVENT_STREAM, Answer, Wish
 from gateway.api.handler import DataRequest
 from gateway.api.idempotency import claim_of, replay
@@ -23,8 +23,9 @@ from gateway.api.schemas.messages import render
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
 from gateway.plane import Plane, current
+from tenants.principals import Principal
 
-__all__ = ["chat_completions", "completions"]
+__all__ = ["chat_completions", "chat_order", "completion_order", "completions"]
 
 _STREAM_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
@@ -33,16 +34,7 @@ async def chat_completions(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
     body = await parse_body(plane, request, ChatRequest)
-    model = await plane.admission.find_model(request.arrival, principal, body.model)
-    _check_capability(model, "chat", "messages")
-    messages = render(body.messages)
-    tools = _tools(body, model)
-    sampling = _sampling(
-        body, model.card, body.token_limit, top_logprobs=_chat_logprobs(body), grammar=_grammar(body, model)
-    )
-    prompts = await plane.prompts.chat(model.card, messages, tools)
-    order = _order(body, "chat", model, prompts, sampling, "messages", messages)
-    wish = Wish(chat=True, include_usage=body.include_usage, logprobs=bool(body.logprobs), tier=body.service_tier)
+    order, wish = await chat_order(plane, request.arrival, principal, body)
     return await _answer(plane, request, principal, order, wish)
 
 
@@ -50,7 +42,28 @@ async def completions(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
     body = await parse_body(plane, request, CompletionRequest)
-    model = await plane.admission.find_model(request.arrival, principal, body.model)
+    order, wish = await completion_order(plane, request.arrival, principal, body)
+    return await _answer(plane, request, principal, order, wish)
+
+
+async def chat_order(plane: Plane, arrival: Arrival, principal: Principal, body: ChatRequest) -> tuple[Order, Wish]:
+    """A checked chat request as what admission takes."""
+    model = await plane.admission.find_model(arrival, principal, body.model)
+    _check_capability(model, "chat", "messages")
+    messages = render(body.messages)
+    tools, grammar = _tools(body, model), _grammar(body, model)
+    sampling = _sampling(body, model.card, body.token_limit, top_logprobs=_chat_logprobs(body), grammar=grammar)
+    prompts = await plane.prompts.chat(model.card, messages, tools)
+    order = _order(body, "chat", model, prompts, sampling, "messages", messages)
+    wish = Wish(chat=True, include_usage=body.include_usage, logprobs=bool(body.logprobs), tier=body.service_tier)
+    return order, wish
+
+
+async def completion_order(
+    plane: Plane, arrival: Arrival, principal: Principal, body: CompletionRequest
+) -> tuple[Order, Wish]:
+    """A checked text completion request as what admission takes."""
+    model = await plane.admission.find_model(arrival, principal, body.model)
     _check_capability(model, "completion", "prompt")
     if body.max_tokens == 0:
         raise unsupported("max_tokens", "an echo without an answer can't be computed; ask for at least 1 token.")
@@ -63,21 +76,19 @@ async def completions(request: DataRequest) -> HttpResponseBase:
     prompts = await plane.prompts.completion(model.card, given)
     echoes = await _echoes(plane, body, model.card, given) if body.echo else ()
     order = _order(body, "completion", model, prompts, sampling, "prompt", [])
-    wish = Wish(
-        chat=False, include_usage=body.include_usage, logprobs=wanted >= 0, tier=body.service_tier, echoes=echoes
-    )
-    return await _answer(plane, request, principal, order, wish)
+    wish = Wish(False, body.include_usage, logprobs=wanted >= 0, tier=body.service_tier, echoes=echoes)
+    return order, wish
 
 
-async def _answer(plane: Plane, request: DataRequest, principal: Any, order: Order, wish: Wish) -> HttpResponseBase:
+async def _answer(
+    plane: Plane, request: DataRequest, principal: Principal, order: Order, wish: Wish
+) -> HttpResponseBase:
     """Admit, then answer whole or as events. Whatever ends it early, `Answer.close` is reached."""
     order = replace(order, claim=claim_of(request))
     try:
         ticket = await plane.admission.admit(request.arrival, principal, order)
     except Replay as earlier:
         return await replay(plane.dispatcher.redis, plane.dispatcher.keys, earlier.request)
-    if wish.tier is not None:
-        wish = replace(wish, tier=ticket.tier.name)
     answer = Answer(ticket, wish, plane.dispatcher)
     headers = limit_headers(ticket.verdict)
     try:

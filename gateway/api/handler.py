@@ -20,7 +20,7 @@ from gateway.api.body import Disconnected, read_body
 from gateway.api.responses import error_response
 from gateway.errors import ApiError
 
-__all__ = ["DataHandler", "DataRequest"]
+__all__ = ["DataHandler", "DataRequest", "arrival_of", "new_request_id"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class DataHandler(ASGIHandler):
         self._middleware_chain = self._get_response_async  # type: ignore[attr-defined]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        arrival = _arrival(scope)
+        arrival = arrival_of(scope)
         try:
             request = await self._request(scope, receive, arrival)
         except Disconnected:
@@ -111,14 +111,20 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _arrival(scope: Any) -> Arrival:
+def new_request_id() -> str:
+    """Time-ordered, so that rows and partitions are."""
+    return str(uuid_utils.uuid7().hex)
+
+
+def arrival_of(scope: Any) -> Arrival:
+    """The facts of a connection that admission needs."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     client = scope.get("client")
     named = (headers.get(b"x-client-request-id") or headers.get(b"x-request-id", b"")).decode("latin-1")
     trace = headers.get(b"traceparent", b"")
     authorization = headers.get(b"authorization")
     return Arrival(
-        request=uuid_utils.uuid7().hex,
+        request=new_request_id(),
         received=time.monotonic(),
         received_ms=int(time.time() * 1000),
         address=client[0] if client else None,

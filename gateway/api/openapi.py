@@ -135,8 +135,8 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Sluice",
             "version": "1",
-            "description": "An OpenAI-compatible API with service tiers, limits and billing. Unknown request fields are "
-            "ignored; a token limit larger than the context is a cap.",
+            "description": "An OpenAI-compatible API with service tiers, limits and billing. Unknown request fields "
+            "are ignored; a token limit larger than the context is a cap.",
         },
         "servers": [{"url": "/"}],
         "security": [{"key": []}],

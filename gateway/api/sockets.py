@@ -1,0 +1,239 @@
+"""The WebSocket `/v1/stream`: many requests on one socket, each admitted, metered and billed as over HTTP.
+
+Close codes: 1001 the server goes away · 1009 a message is too large · 1011 a fault of ours · 4400 a message that is no
+JSON object of a known type · 4401 no key, or a wrong one · 4403 the page's origin may not use this API · 4408 no key in
+time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import orjson
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+from django.http.request import validate_host
+
+from gateway.admission.admission import Arrival
+from gateway.api.answer import Answer
+from gateway.api.generate import chat_order, completion_order
+from gateway.api.handler import arrival_of, new_request_id
+from gateway.api.schemas.chat import ChatRequest
+from gateway.api.schemas.completion import CompletionRequest
+from gateway.api.schemas.decode import decode_body
+from gateway.errors import ApiError
+from gateway.plane import current
+
+__all__ = ["StreamConsumer", "UnknownSocket"]
+
+log = logging.getLogger(__name__)
+
+AUTH_WAIT_S = 10.0
+MAX_OPEN = 256
+"""Requests open at once on one socket; the tenant's own limits come on top."""
+Id = str
+
+
+class Auth(msgspec.Struct, tag_field="type", tag="auth"):
+    key: str
+
+
+class Ask(msgspec.Struct, tag_field="type", tag="request"):
+    """`path` is the route that the same body would be posted to."""
+
+    id: str
+    path: str
+    body: msgspec.Raw
+
+
+class Cancel(msgspec.Struct, tag_field="type", tag="cancel"):
+    id: str
+
+
+_decoder = msgspec.json.Decoder(Auth | Ask | Cancel)
+_ROUTES: dict[str, tuple[type[Any], Callable[..., Awaitable[Any]]]] = {
+    "/v1/chat/completions": (ChatRequest, chat_order),
+    "/v1/completions": (CompletionRequest, completion_order),
+}
+
+
+class StreamConsumer(AsyncWebsocketConsumer):
+    """One socket. Its requests are tasks; they end with it."""
+
+    channel_layer_alias = None  # tokens never pass through a channel layer: it drops silently over capacity
+
+    async def connect(self) -> None:
+        self.arrival: Arrival = arrival_of(self.scope)
+        self.open: dict[Id, asyncio.Task[None]] = {}
+        self.sending = asyncio.Lock()
+        self.waiting: asyncio.TimerHandle | None = None
+        await self.accept()
+        if not _origin_allowed(dict(self.scope["headers"]).get(b"origin")):
+            await self.close(4403)
+        elif self.arrival.authorization is not None:
+            await self._authenticate(self.arrival.authorization)
+        else:
+            self.waiting = asyncio.get_running_loop().call_later(AUTH_WAIT_S, self._too_late)
+
+    async def disconnect(self, code: int) -> None:
+        if self.waiting is not None:
+            self.waiting.cancel()
+        tasks = list(self.open.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        raw = text_data.encode("utf-8", "surrogatepass") if text_data is not None else bytes_data or b""
+        if len(raw) > settings.SLUICE_MAX_BODY_BYTES:
+            await self.close(1009)
+            return
+        try:
+            message = _decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            await self._say({"type": "error", "error": ApiError("invalid_json", f"{error}.").body()["error"]})
+            await self.close(4400)
+            return
+        match message:
+            case Auth():
+                await self._authenticate(f"Bearer {message.key}")
+            case Ask():
+                await self._ask(message)
+            case Cancel():
+                if (task := self.open.get(message.id)) is not None:
+                    task.cancel()
+
+    # -- identity -----------------------------------------------------------------------------------------------------
+
+    async def _authenticate(self, authorization: str) -> None:
+        if self.waiting is not None:
+            self.waiting.cancel()
+        self.arrival.authorization = authorization
+        try:
+            await current().admission.identify(self.arrival, "inference")
+        except ApiError as error:
+            current().admission.refused(self.arrival, error)
+            await self._say({"type": "error", "error": error.body()["error"]})
+            await self.close(4401)
+            return
+        await self._say({"type": "ready", "max_open": MAX_OPEN})
+
+    def _too_late(self) -> None:
+        current().dispatcher.spawn(self.close(4408))
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, message: Ask) -> None:
+        if self.arrival.principal is None:
+            await self.close(4401)
+        elif message.id in self.open:
+            await self._fail(message.id, ApiError("invalid_value", "This id is still in use.", param="id"))
+        elif len(self.open) >= MAX_OPEN:
+            await self._fail(message.id, ApiError("concurrency_limit", "Too many requests are open on this socket."))
+        else:
+            task = self.open[message.id] = asyncio.create_task(self._run(message))
+            task.add_done_callback(lambda _: self.open.pop(message.id, None))
+
+    async def _run(self, message: Ask) -> None:
+        """One request from its message to its last event."""
+        arrival = Arrival(
+            request=new_request_id(),
+            received=time.monotonic(),
+            received_ms=int(time.time() * 1000),
+            address=self.arrival.address,
+            authorization=self.arrival.authorization,
+            client_request_id=message.id[:128] if message.id.isascii() and message.id.isprintable() else "",
+        )
+        try:
+            await self._answer(message, arrival)
+        except ApiError as error:
+            if not arrival.admitted:
+                current().admission.refused(arrival, error)
+            await self._fail(message.id, error, arrival.request)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request %s", arrival.request)
+            await self._fail(
+                message.id, ApiError("internal_error", "The server had an error; try again."), arrival.request
+            )
+
+    async def _answer(self, message: Ask, arrival: Arrival) -> None:
+        plane = current()
+        # Again for every request: a revoked key stops working on an open socket too.
+        principal = await plane.admission.identify(arrival, "inference")
+        if message.path not in _ROUTES:
+            raise ApiError("not_found", f"'path' is one of {', '.join(_ROUTES)}.", param="path")
+        kind, order_of = _ROUTES[message.path]
+        body = decode_body(bytes(message.body), kind)
+        body.check()
+        order, wish = await order_of(plane, arrival, principal, body)
+        answer = Answer(await plane.admission.admit(arrival, principal, order), wish, plane.dispatcher)
+        try:
+            await self._say({"type": "accepted", "id": message.id, "request": arrival.request})
+            if order.stream:
+                complete = await self._stream(message.id, answer)
+            else:
+                await self._event(message.id, b"response", await answer.whole())
+                complete = True
+        except BaseException as error:
+            answer.close(error)
+            raise
+        if complete:
+            await self._say({"type": "done", "id": message.id})
+
+    async def _stream(self, name: Id, answer: Answer) -> bool:
+        """The events that a client over HTTP would read, one message each. False: the last one was an error."""
+        first = await answer.first(None)
+        async for frames in answer.events(first):
+            for frame in frames.split(b"\n\n"):
+                data = frame.removeprefix(b"data: ")
+                if data.startswith(b'{"error"'):
+                    failed = orjson.loads(data) | {"type": "error", "id": name}
+                    await self._say(failed)
+                    return False
+                if data.startswith(b"{"):
+                    await self._event(name, b"chunk", data)
+        return True
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    async def _event(self, name: Id, kind: bytes, data: bytes) -> None:
+        await self._send(b'{"type":"%b","id":%b,"data":%b}' % (kind, orjson.dumps(name), data))
+
+    async def _fail(self, name: Id, error: ApiError, request: str | None = None) -> None:
+        facts: dict[str, Any] = {"type": "error", "id": name, "request": request, **error.body()}
+        facts["retry_after_s"] = error.retry_after_s
+        await self._say(facts)
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        await self._send(orjson.dumps(message))
+
+    async def _send(self, message: bytes) -> None:
+        # A full send buffer holds up the requests of this socket alone; each has its own bound.
+        async with self.sending:
+            await self.send(text_data=message.decode())
+
+
+class UnknownSocket(AsyncWebsocketConsumer):
+    """Any other path: the handshake is refused."""
+
+    channel_layer_alias = None
+
+    async def connect(self) -> None:
+        await self.close()
+
+
+def _origin_allowed(origin: bytes | None) -> bool:
+    """Only browsers send an origin: it must be one of our own hosts or a trusted one."""
+    if origin is None:
+        return True
+    text = origin.decode("latin-1")
+    host = urlsplit(text).hostname or ""
+    return text in settings.CSRF_TRUSTED_ORIGINS or (bool(host) and validate_host(host, settings.ALLOWED_HOSTS))
