@@ -23,6 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def data_dir() -> Iterator[Path]:
     """Short, for the sockets' sake, and gone afterwards with whatever still works on it."""
     path = Path(tempfile.mkdtemp(prefix="sle-"))
+    path.chmod(0o711)  # a closed parent would send root's servers to /var/lib
     yield path
     Stack(path).kill_all()
     shutil.rmtree(path, ignore_errors=True)
