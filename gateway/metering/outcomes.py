@@ -12,7 +12,7 @@ from django.db import transaction
 from engine.protocol.messages import Outcome
 from gateway.metering.marks import mark
 from gateway.metering.models import RequestOutcome
-from gateway.metering.slo import Targets, judge
+from gateway.metering.slo import Seen, Targets, judge
 from tenants import selectors, services
 from tenants.billing.retry import retrying
 from tenants.partitions import uuid_time
@@ -58,7 +58,7 @@ def _commit(outcomes: Sequence[Outcome]) -> None:
 def _row(key: UUID, o: Outcome, history: selectors.TargetHistory) -> RequestOutcome:
     found = history.at(o.tier, uuid_time(key))
     targets = Targets(*found) if found else None
-    verdict = judge(targets, status=o.status, ttft_s=o.ttft_s, tpot_s=o.tpot_s, total_s=o.total_s)
+    verdict = judge(targets, Seen(o.stream, o.status, o.reason, o.ttft_s, o.tpot_s, o.total_s, o.delivered_tokens))
     return RequestOutcome(
         request_id=key,
         tenant=_text(o.tenant, 48),

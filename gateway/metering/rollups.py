@@ -25,20 +25,21 @@ WITH m AS (
 ), requests AS (
     SELECT coalesce(o.minute, u.minute) AS minute, coalesce(o.tenant, u.tenant) AS tenant,
            coalesce(o.tier, u.tier) AS tier, coalesce(o.pool, u.pool) AS pool,
-           o.request_id IS NOT NULL AS judged, o.status, o.ttft_s, o.ttft_met, o.tpot_met, o.good,
-           u.reason, u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.wasted_tokens, u.currency, u.money
+           o.request_id IS NOT NULL AS judged, o.status, o.ttft_s, o.stream, o.ttft_met, o.tpot_met, o.good,
+           o.reason AS seen, u.reason AS ended,
+           u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.wasted_tokens, u.currency, u.money
     FROM u FULL JOIN o ON o.request_id = u.request_id
 ), served AS (
     SELECT minute, tenant, tier, pool, count(*) AS requests,
-           count(*) FILTER (WHERE status >= 500 OR reason IN ('error', 'lost')) AS errors,
+           count(*) FILTER (WHERE status >= 500 OR seen = 'error' OR ended IN ('error', 'lost')) AS errors,
            coalesce(sum(prompt_tokens), 0) AS prompt_tokens, coalesce(sum(cached_tokens), 0) AS cached_tokens,
            coalesce(sum(completion_tokens), 0) AS completion_tokens, coalesce(sum(wasted_tokens), 0) AS wasted_tokens,
            coalesce(max(currency), '') AS currency, coalesce(sum(money), 0) AS money,
            count(*) FILTER (WHERE ttft_met) AS ttft_met, count(*) FILTER (WHERE NOT ttft_met) AS ttft_missed,
            count(*) FILTER (WHERE tpot_met) AS tpot_met, count(*) FILTER (WHERE NOT tpot_met) AS tpot_missed,
            count(*) FILTER (WHERE good) AS good, count(*) FILTER (WHERE judged) AS judged,
-           percentile_cont(0.50) WITHIN GROUP (ORDER BY ttft_s) AS ttft_p50_s,
-           percentile_cont(0.95) WITHIN GROUP (ORDER BY ttft_s) AS ttft_p95_s
+           percentile_cont(0.50) WITHIN GROUP (ORDER BY ttft_s) FILTER (WHERE stream) AS ttft_p50_s,
+           percentile_cont(0.95) WITHIN GROUP (ORDER BY ttft_s) FILTER (WHERE stream) AS ttft_p95_s
     FROM requests GROUP BY minute, tenant, tier, pool
 ), turned_away AS (
     SELECT minute, tenant, tier, pool, sum(count) AS refused

@@ -80,7 +80,8 @@ class EventWindow:
     def _take(self, event: Event) -> None:
         key, group = (event.request, event.source), (event.tier, event.tenant)
         if event.kind == Kind.RECEIVED:
-            self._since[key] = (event.at_ms, 0.0)
+            if event.attributes.get("stream", True):  # an answer in one piece has no first token of its own
+                self._since[key] = (event.at_ms, 0.0)
             return
         if key in self._since:
             at_ms, seconds = self._since[key]

@@ -63,6 +63,7 @@ class Worker:
         self.name = f"settler-{os.getpid()}-{secrets.token_hex(3)}"
         self._redis = connect()
         self._keys = Keys(settings.SLUICE_REDIS_PREFIX)
+        self._functions = Functions(self._redis, self._keys)
         self._stop = threading.Event()
         self._asked = False
         self._failed: BaseException | None = None
@@ -79,7 +80,7 @@ class Worker:
         loops: dict[str, Callable[[], object]] = {
             "usage": lambda: Pump(usage, Final, settler.check, settler.commit).run(self._stop),
             "outcomes": lambda: Pump(outcome, Outcome, outcomes.check, outcomes.commit).run(self._stop),
-            "reap": lambda: self._every(_REAP_EVERY_S, Functions(self._redis, self._keys).reap),
+            "reap": lambda: self._every(_REAP_EVERY_S, self._reap),
             "live": lambda: self._every(_LIVE_EVERY_S, live.publish),
             "refusals": lambda: self._every(_TALLY_EVERY_S, self._tally_all),
             "months": lambda: self._every(_MONTHS_EVERY_S, _months),
@@ -121,6 +122,17 @@ class Worker:
             backoff.reset()
             due = max(due + seconds, time.monotonic())
             self._stop.wait(due - time.monotonic())
+
+    def _reap(self) -> None:
+        found = self._functions.reap()
+        for engine in found.dead_engines:
+            log.warning("engine %s is gone", engine)
+        for gateway in found.dead_gateways:
+            log.warning("gateway %s is gone", gateway)
+        if found.lost or found.aborted:
+            log.warning(
+                "requests lost with their engine: %d, ended with their gateway: %d", len(found.lost), len(found.aborted)
+            )
 
     def _tally_all(self) -> None:
         while tally(self._redis, self._keys) and not self._stop.is_set():

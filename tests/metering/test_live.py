@@ -45,11 +45,11 @@ def admit(functions: Functions, slug: str, tier: str, rank: int) -> str:
     return request
 
 
-def life(slug: str, tier: str, ttft_s: float, tokens: int) -> list[Event]:
+def life(slug: str, tier: str, ttft_s: float, tokens: int, stream: bool = True) -> list[Event]:
     request, at = request_id(), now_ms()
     who = ("g1", slug, tier, "tiny")
     return [
-        Event(request, Kind.RECEIVED.value, at - 900, 0.0, *who),
+        Event(request, Kind.RECEIVED.value, at - 900, 0.0, *who, {"stream": stream}),
         Event(request, Kind.ADMITTED.value, at - 900, ttft_s / 4, *who),
         Event(request, Kind.PULLED.value, at - 900, 5.0, "e1", slug, tier, "tiny"),  # another process's clock
         Event(request, Kind.FIRST_SENT.value, at - 500, 3 * ttft_s / 4, *who),
@@ -104,13 +104,14 @@ def test_first_tokens_come_from_the_events_of_the_window(redis: Redis, keys: Key
     for ttft_s in (0.1, 0.2, 0.4):
         redis.xadd(keys.events, {"e": encode(life("acme", "interactive", ttft_s, 60))})
     redis.xadd(keys.events, {"e": encode(life("umbrella", "interactive", 1.0, 120))})
+    redis.xadd(keys.events, {"e": encode(life("umbrella", "interactive", 5.0, 120, stream=False))})
     redis.xadd(keys.events, {"e": b"junk"})
     live = Live(redis, keys)
     for _ in range(2):  # reading again counts nothing twice
         tiers, tenants = by_name(live.snapshot(now_ms()))
     assert tenants["interactive", "acme"]["ttft_p95_ms"] == pytest.approx(400)
     assert tiers["interactive"]["ttft_p95_ms"] == pytest.approx(1000)
-    assert tiers["interactive"]["tokens_per_s"] == pytest.approx(300 / 60)
+    assert tiers["interactive"]["tokens_per_s"] == pytest.approx(420 / 60)
     assert tenants["interactive", "acme"]["requests"] == 3
     tiers, _ = by_name(live.snapshot(now_ms() + 61_000))
     assert tiers["interactive"]["ttft_p95_ms"] is None and tiers["interactive"]["tokens_per_s"] is None

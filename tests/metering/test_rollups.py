@@ -31,7 +31,7 @@ def rows() -> list[dict[str, Any]]:
 @pytest.mark.django_db
 def test_a_minute_tells_what_its_rows_tell() -> None:
     tenant(), price()
-    ids = [request_id(MINUTE + timedelta(seconds=s)) for s in (0, 1, 59)]
+    ids = [request_id(MINUTE + timedelta(seconds=s)) for s in (0, 1, 59, 59)]
     other = request_id(MINUTE + timedelta(seconds=60))
     settle([final(r) for r in (*ids, other)], {}, mark)
     outcomes.commit(
@@ -39,6 +39,7 @@ def test_a_minute_tells_what_its_rows_tell() -> None:
             outcome(ids[0], ttft_s=1.0),
             outcome(ids[1], ttft_s=3.0, tpot_s=0.2),
             outcome(ids[2], ttft_s=None, tpot_s=None, status=502, reason="error"),
+            outcome(ids[3], ttft_s=0.1, total_s=3.0, tpot_s=None, stream=False),
         ]
     )
     RefusalTally.objects.create(
@@ -47,10 +48,10 @@ def test_a_minute_tells_what_its_rows_tell() -> None:
     assert task() == 2
     first, second = rows()
     assert (first["minute"], second["minute"]) == (MINUTE, MINUTE + timedelta(minutes=1))
-    assert (first["requests"], first["refused"], first["errors"], first["judged"], first["good"]) == (3, 4, 1, 3, 1)
-    assert (first["ttft_met"], first["ttft_missed"], first["tpot_met"], first["tpot_missed"]) == (1, 2, 1, 1)
-    assert (first["prompt_tokens"], first["cached_tokens"], first["completion_tokens"]) == (300, 60, 90)
-    assert (first["money"], first["currency"]) == (3 * COST, "USD")
+    assert (first["requests"], first["refused"], first["errors"], first["judged"], first["good"]) == (4, 4, 1, 4, 2)
+    assert (first["ttft_met"], first["ttft_missed"], first["tpot_met"], first["tpot_missed"]) == (2, 2, 1, 1)
+    assert (first["prompt_tokens"], first["cached_tokens"], first["completion_tokens"]) == (400, 80, 120)
+    assert (first["money"], first["currency"]) == (4 * COST, "USD")
     assert (first["ttft_p50_s"], round(first["ttft_p95_s"], 6)) == (2.0, 2.9)
     assert (second["requests"], second["judged"], second["good"]) == (1, 0, 0)  # settled, its outcome is not there yet
     assert not DirtyMinute.objects.exists()
