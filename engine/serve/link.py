@@ -14,7 +14,19 @@ from redis.retry import Retry
 from engine.protocol.events import Event
 from engine.protocol.messages import Delta, Work
 
-__all__ = ["Abandoned", "Arrived", "Cancelled", "DrainOrdered", "Inbox", "Link", "Parcel", "Refused", "connect"]
+__all__ = [
+    "Abandoned",
+    "Arrived",
+    "Broken",
+    "Cancelled",
+    "DrainOrdered",
+    "Inbox",
+    "Item",
+    "Link",
+    "Parcel",
+    "Refused",
+    "connect",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,13 @@ class Abandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """A thread of the engine has failed in a way that waiting does not mend."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainOrdered:
     """Take no more work, end what runs, leave."""
 
@@ -50,7 +69,8 @@ class Refused:
     sentence: str
 
 
-Inbox = SimpleQueue[Arrived | Cancelled | Abandoned | DrainOrdered | Refused | None]
+Item = Arrived | Cancelled | Abandoned | Broken | DrainOrdered | Refused | None
+Inbox = SimpleQueue[Item]
 """`None` only wakes the loop."""
 
 

@@ -10,7 +10,7 @@ from engine.backends.contract import Backend
 from engine.protocol.messages import Heartbeat
 from engine.scheduler import Scheduler
 from engine.scheduler.contract import Accounts, Room
-from engine.serve.link import Abandoned, Arrived, Cancelled, DrainOrdered, Link, Refused
+from engine.serve.link import Abandoned, Arrived, Broken, Cancelled, DrainOrdered, Item, Link, Refused
 from engine.serve.log import Log
 from engine.serve.meter import Meter
 from engine.serve.roster import Roster
@@ -94,7 +94,7 @@ class StepLoop:
             pass
         self._hand_over()
 
-    def _handle(self, item: Arrived | Cancelled | Abandoned | DrainOrdered | Refused | None, now: float) -> None:
+    def _handle(self, item: Item, now: float) -> None:
         match item:
             case Arrived():
                 self.roster.admit(item, now)
@@ -109,6 +109,9 @@ class StepLoop:
                 self.log.warning("requests_abandoned", count=count)
             case DrainOrdered():
                 self.drain()
+            case Broken(detail):
+                self.log.error("thread_failed", detail=detail)
+                self._exit = EXIT_FAULT
             case Refused(sentence):
                 self.log.error("refused", detail=sentence)
                 self._exit = EXIT_REFUSED

@@ -24,7 +24,7 @@ from engine.protocol.messages import (
     decode,
     encode,
 )
-from engine.serve.link import Abandoned, Arrived, Cancelled, DrainOrdered, Link, Refused
+from engine.serve.link import Abandoned, Arrived, Broken, Cancelled, DrainOrdered, Link, Refused
 from engine.serve.log import Log
 
 __all__ = ["Listener", "Puller"]
@@ -71,6 +71,9 @@ class Puller(threading.Thread):
                 self._recover = True  # works may have been handed out in an answer that never arrived
                 self.stopped.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
+            except Exception as error:  # an engine that can't pull must not look alive
+                self.link.inbox.put(Broken(f"puller: {type(error).__name__}: {error}"[:300]))
+                return
 
     def stop(self) -> None:
         self.stopped.set()

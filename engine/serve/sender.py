@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from engine.protocol.functions import Functions
 from engine.protocol.keys import Keys
 from engine.protocol.messages import encode
-from engine.serve.link import Link, Parcel
+from engine.serve.link import Broken, Link, Parcel
 from engine.serve.log import Log
 
 __all__ = ["Sender"]
@@ -23,6 +23,7 @@ _REPLIES_LENGTH = 65_536
 """A gateway that renews its lease but doesn't read may not fill Redis; it sees the gap in the indexes."""
 _EVENTS_LENGTH = 200_000
 _CHARGE_S = 0.2
+_LAST_TRIES = 3
 _KEEP_S = 900.0
 _KEEP_COUNT = 4096
 """Accepted finals are kept so long (and so many), to be told again if Redis loses its data before they are settled."""
@@ -59,20 +60,25 @@ class Sender(threading.Thread):
         self.queue.put(None)
 
     def run(self) -> None:
-        while True:
-            parcel, parts = self._collect()
-            self.undelivered = len(parcel.finals)
-            failures = 0
-            while not self._deliver(parcel, failures):
-                failures += 1
-                time.sleep(min(1.0, 0.05 * 2**failures))
-                if self._stop and failures > 3:
-                    break
-            self.undelivered = 0
-            for _ in range(parts):
-                self.queue.task_done()
-            if self._stop and self.queue.empty():
+        try:
+            while not (self._stop and self.queue.empty()):
+                parcel, parts = self._collect()
+                self._deliver_all(parcel)
+                for _ in range(parts):
+                    self.queue.task_done()
+        except Exception as error:  # what can't be delivered must not pile up unseen
+            self.link.inbox.put(Broken(f"sender: {type(error).__name__}: {error}"[:300]))
+
+    def _deliver_all(self, parcel: Parcel) -> None:
+        """Try until it is delivered, or until the process is ending and Redis stays away."""
+        self.undelivered = len(parcel.finals)
+        failures = 0
+        while not self._deliver(parcel, failures):
+            failures += 1
+            if self._stop and failures > _LAST_TRIES:
                 return
+            time.sleep(min(1.0, 0.05 * 2**failures))
+        self.undelivered = 0
 
     def _collect(self) -> tuple[Parcel, int]:
         """The next parcel and all that are already behind it, as one; and how many queue items that were."""
