@@ -8,9 +8,11 @@ F3 A tier's deficit stays within ±DEFICIT_CAP; it earns its floor's share of ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-__all__ = ["DEFICIT_CAP", "FLOORS", "GATE", "QUANTUM", "UNIT", "FairQueue", "floor_of"]
+__all__ = ["DEFICIT_CAP", "FLOORS", "GATE", "HEADS", "QUANTUM", "UNIT", "FairQueue", "Pick", "floor_of", "thousandths"]
 
 UNIT = 1000
 GATE = 64 * UNIT
@@ -22,17 +24,39 @@ FLOORS = (0, 100, 50)
 """Guaranteed share of the token cost in thousandths, by tier rank; the last holds for all ranks beyond."""
 
 
+HEADS = 256
+"""Heads of one tier that a choice looks at."""
+
+
 def floor_of(rank: int) -> int:
     return FLOORS[min(rank, len(FLOORS) - 1)]
 
 
+def thousandths(weight: float) -> int:
+    """A tenant's weight as the queue keeps it."""
+    return max(1, math.floor(weight * UNIT + 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """`tenant` is the stream's name: "~request" for a request that was lost and queued again."""
+
+    tier: str
+    tenant: str
+    by_floor: bool
+    express: bool
+    """It used credit of the name "+"."""
+
+
 class FairQueue:
-    """Accounts of one pool, and the choice they lead to. `heads(tier)` gives (arrival, tenant) of the tier's streams."""
+    """Accounts of one pool, and the choice they lead to."""
 
     def __init__(self) -> None:
         self.counters: dict[tuple[str, str], int] = {}
         self.deficits: dict[str, int] = {}
         self.active: dict[str, dict[str, int]] = {}
+        """By tier: requests (queued or running) of each tenant that has any."""
+        self.running: dict[tuple[str, str], int] = {}
         self.weights: dict[str, int] = {}
         """Tenant weights, thousandths."""
 
@@ -45,6 +69,16 @@ class FairQueue:
             if self.counters.get((tier, tenant), 0) < least:
                 self.counters[tier, tenant] = least
         active[tenant] = active.get(tenant, 0) + 1
+
+    def start(self, tier: str, tenant: str) -> None:
+        """A request was pulled."""
+        self.running[tier, tenant] = self.running.get((tier, tenant), 0) + 1
+
+    def stop(self, tier: str, tenant: str) -> None:
+        """It runs no more: it has ended, or was lost and may be queued again."""
+        self.running[tier, tenant] -= 1
+        if not self.running[tier, tenant]:
+            del self.running[tier, tenant]
 
     def leave(self, tier: str, tenant: str) -> None:
         """A request has ended, however it did."""
@@ -66,31 +100,42 @@ class FairQueue:
         self,
         tiers: Sequence[tuple[str, int]],
         credit: Mapping[str, int],
-        heads: Callable[[str], Iterable[tuple[int, str]]],
-    ) -> tuple[str, str, bool] | None:
-        """(tier, tenant, by floor) of the next request. `tiers` are (name, rank) in rank order, `heads` oldest first.
+        heads: Callable[[str], Sequence[tuple[int, str]]],
+    ) -> Pick | None:
+        """The next request; None when credit or queue is used up.
 
+        `tiers` are (name, rank) of those with anything queued, in rank order; `heads` are (arrival, tenant) by arrival.
         A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
-        a tier has one deadline) among the tenants within Δ of the least served; the oldest of all when none is.
+        a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Last,
+        credit under the name "+" (rows kept free for it) takes the oldest head of a tenant that runs little.
         """
         for by_floor in (True, False):
             for tier, rank in tiers:
                 due = floor_of(rank) > 0 and self.deficits.get(tier, 0) >= QUANTUM
-                if credit.get(tier, 0) <= 0 or (by_floor and not due):
-                    continue
-                tenant = self._choose(tier, heads(tier))
-                if tenant is not None:
-                    return tier, tenant, by_floor
+                if credit.get(tier, 0) > 0 and (due or not by_floor):
+                    return Pick(tier, self._choose(tier, heads(tier)[:HEADS]), by_floor, False)
+        if credit.get("+", 0) <= 0:
+            return None
+        for tier, _ in tiers:
+            total = sum(n for (name, _), n in self.running.items() if name == tier)
+            share = max(1, total // (len(self.active.get(tier, ())) + 1))
+            for _, tenant in heads(tier)[:HEADS]:
+                if self.running.get((tier, tenant), 0) < share:
+                    return Pick(tier, tenant, False, True)
         return None
 
-    def _choose(self, tier: str, heads: Iterable[tuple[int, str]]) -> str | None:
+    def _choose(self, tier: str, heads: Iterable[tuple[int, str]]) -> str:
         limit = self.least(tier) + GATE
-        first: str | None = None
+        best: str | None = None
         for _, tenant in heads:
-            if tenant.startswith("~") or self.counters.get((tier, tenant), 0) <= limit:
+            counter = self.counters.get((tier, tenant), 0)
+            if tenant.startswith("~") or counter <= limit:
                 return tenant
-            first = first or tenant
-        return first
+            if best is None or counter < self.counters.get((tier, best), 0):
+                best = tenant
+        if best is None:
+            raise ValueError(f"tier {tier} has nothing queued")
+        return best
 
     def charge(self, tier: str, tenant: str, cost: int, queued: Iterable[tuple[str, int]]) -> None:
         """Book `cost` (thousandths of weighted tokens, negative to refund); `queued` tiers (name, rank) earn floors."""

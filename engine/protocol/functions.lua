@@ -40,6 +40,8 @@ local function sorted_members(key)
   return members
 end
 
+-- {fair}
+
 -- Messages made here. The layouts are those of messages.py (structs are msgpack arrays).
 
 local function wake(p, name)
@@ -122,6 +124,8 @@ local function enqueue(p, request, r, work)
 end
 
 local function free_slots(p, request, r)
+  if r.state == 'running' then fair_run(p, r, -1) end
+  fair_leave(p, r)
   redis.call('SREM', p .. 'open:' .. r.tenant, request)
   redis.call('SREM', p .. 'gwreq:' .. r.gateway, request)
   if r.engine then redis.call('SREM', p .. 'engreq:' .. r.engine, request) end
@@ -170,6 +174,8 @@ local function lose_requests(p, engine, now)
     local r = record_of(p, request)
     if r and r.state == 'running' and r.engine == engine then
       r.epoch = int(tonumber(r.epoch) + 1)
+      r.state = 'lost'
+      fair_run(p, r, -1)
       redis.call('HSET', p .. 'req:' .. request, 'state', 'lost', 'epoch', r.epoch)
       if gateway_lives(p, r.gateway, now) then
         reply_error(p, request, r, 'engine_lost', 'the engine that computed this request was lost')
@@ -265,7 +271,7 @@ local function commit_admission(p, a, work, levels, now)
   local request = a.request
   local r = {state = 'queued', tenant = a.tenant, tier = a.tier, rank = int(a.tier_rank), pool = a.pool, gateway = a.gateway,
     epoch = '0', hold = int(a.hold_nano), choices = int(a.choices), prompt = int(a.prompt_tokens), admitted = int(now),
-    expires = int(a.expires_ms), attempts = '0', member = a.tenant, arrival = int(redis.call('INCR', p .. 'arrivals'))}
+    expires = int(a.expires_ms), weight = int(math.max(1, math.floor(a.weight * UNIT + 0.5))), attempts = '0', member = a.tenant, arrival = int(redis.call('INCR', p .. 'arrivals'))}
   for i, limit in ipairs(a.limits) do
     if levels[i] then
       local key = p .. 'rl:' .. a.tenant .. ':' .. limit[1]
@@ -284,6 +290,7 @@ local function commit_admission(p, a, work, levels, now)
   redis.call('SADD', p .. 'open:' .. a.tenant, request)
   redis.call('SADD', p .. 'gwreq:' .. a.gateway, request)
   open_gateway(p, a.gateway, now + a.lease_ms)
+  fair_enter(p, r)
   enqueue(p, request, r, work)
   local flat = {}
   for field, value in pairs(r) do
@@ -309,16 +316,6 @@ local function admit(_, args)
 end
 
 -- pull(prefix, pool, engine, credit, lease_ms)
-
--- The ordering policy, and the only place that knows it: better tier first, then the oldest head, while credit lasts.
-local function next_head(p, pool, tiers, credit)
-  for _, tier in ipairs(tiers) do
-    if (credit[tier] or 0) > 0 then
-      local member = redis.call('ZRANGE', p .. 'ready:' .. pool .. ':' .. tier, 0, 0)[1]
-      if member then return tier, member end
-    end
-  end
-end
 
 -- The head entry of one queue as (entry id, request, work), now delivered to the engine; nil when there is none.
 local function read_head(stream, engine)
@@ -349,6 +346,7 @@ local function start(p, request, r, engine, now)
     'attempts', int(tonumber(r.attempts) + 1))
   redis.call('SADD', p .. 'engreq:' .. engine, request)
   redis.call('ZREM', p .. 'expiry', request)
+  fair_run(p, r, 1)
   count_depth(p, r, -1)
   measure_drain(p, r, now)
 end
@@ -391,20 +389,26 @@ local function pull(_, args)
   local tiers = redis.call('ZRANGE', p .. 'tiers:' .. pool, 0, -1)
   local works, accounts = {}, {}
   for _ = 1, SCAN_LIMIT do
-    local tier, member = next_head(p, pool, tiers, credit)
+    local tier, member, by_floor, express = fair_pick(p, pool, credit)
     if not tier then break end
     local r, work = take(p, pool, tier, member, engine, now)
     if r then
-      -- The tiers' credit is room in the same engine, so each work takes from all. A request of more choices than there
-      -- is credit is still taken: else it would wait for ever at the head.
-      for _, name in ipairs(tiers) do credit[name] = (credit[name] or 0) - tonumber(r.choices) end
-      works[#works + 1] = {work, tonumber(r.epoch), 0}
+      local choices = tonumber(r.choices)
+      if express then
+        credit['+'] = credit['+'] - choices
+      else
+        -- The tiers' credit is room in the same engine, so each work takes from all. A request of more choices than there
+        -- is credit is still taken: else it would wait for ever at the head.
+        for _, name in ipairs(tiers) do credit[name] = (credit[name] or 0) - choices end
+      end
+      if r.attempts == '0' then fair_charge(p, pool, tier, r.tenant, tonumber(r.prompt) * UNIT) end
+      works[#works + 1] = {work, tonumber(r.epoch), by_floor}
       local account = tier .. ':' .. r.tenant
-      accounts[account] = redis.call('HGET', p .. 'vtc:' .. pool, account) or '0'
+      accounts[account] = real(counter_of(p, pool, account) / UNIT)
     end
   end
   local deficits = redis.call('HGETALL', p .. 'deficit:' .. pool)
-  for i = 1, #deficits, 2 do accounts[deficits[i]] = deficits[i + 1] end
+  for i = 1, #deficits, 2 do accounts[deficits[i]] = real(tonumber(deficits[i + 1]) / UNIT) end
   return {works, read_controls(p, engine), cjson.encode(accounts)}
 end
 
@@ -446,13 +450,7 @@ end
 
 local function charge(_, args)
   local p, pool, charges = args[1], args[2], cjson.decode(args[3])
-  local function add(key, field, cost)
-    redis.call('HSET', key, field, real((tonumber(redis.call('HGET', key, field)) or 0) + cost))
-  end
-  for _, c in ipairs(charges) do
-    add(p .. 'vtc:' .. pool, c[1] .. ':' .. c[2], c[3])
-    add(p .. 'deficit:' .. pool, c[1], -c[3])
-  end
+  for _, c in ipairs(charges) do fair_charge(p, pool, c[1], c[2], math.floor(c[3] * UNIT + 0.5)) end
   return 'ok'
 end
 

@@ -33,7 +33,12 @@ __all__ = [
     "Verdict",
 ]
 
-_SOURCE = (Path(__file__).parent / "functions.lua").read_text(encoding="utf-8")
+_FOLDER = Path(__file__).parent
+_SOURCE = (
+    (_FOLDER / "functions.lua")
+    .read_text(encoding="utf-8")
+    .replace("-- {fair}\n", (_FOLDER / "fair.lua").read_text(encoding="utf-8"))
+)
 LIBRARY = "sluice1_" + hashlib.sha256(_SOURCE.encode()).hexdigest()[:8]
 """Library and function-name prefix: two versions of Sluice can share a server during a rolling upgrade."""
 
@@ -73,6 +78,8 @@ class Admission:
     """As in `Work`: wall time after which a still queued request is ended with code `queue_timeout` (0: never)."""
     limits: tuple[tuple[str, int, int, int], ...] = ()
     """Rate limits (name, capacity, refill per minute, cost): token buckets `rl:{tenant}:{name}`."""
+    weight: float = 1.0
+    """The tenant's share beside other tenants of its tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +224,9 @@ class Functions(_Library):
         return _Codec.verdict(self._call("admit", _Codec.admit(admission), work))
 
     def pull(self, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000) -> Pull:
-        """Take the next requests: `credit` is sequence slots by tier name, all of them of one room. Renews the engine's lease; an engine whose
-        lease was lost and reaped gets nothing until it registers again. Empty credit still renews and reads controls."""
+        """Take the next requests: `credit` is sequence slots by tier name, all of them of one room ("+": rows kept for
+        tenants that run little). Renews the engine's lease; an engine whose lease was lost and reaped gets nothing
+        until it registers again. Empty credit still renews and reads controls."""
         return _Codec.pull(self._call("pull", pool, engine, json.dumps(dict(credit)), lease_ms))
 
     def register(self, pool: str, engine: str, card_hash: str, card: bytes, lease_ms: int = 3000) -> str:
@@ -230,7 +238,7 @@ class Functions(_Library):
         self._call("leave", pool, engine)
 
     def charge(self, pool: str, charges: Sequence[tuple[str, str, float]]) -> None:
-        """Add weighted token cost to (tier, tenant) counters and take it from tier deficits."""
+        """Book weighted token cost (negative: a refund): counters rise by it over the tenant's weight, deficits fall."""
         if charges:
             self._call("charge", pool, json.dumps(list(charges)))
 

@@ -11,6 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.protocol.fair import UNIT, FairQueue, thousandths
 from engine.protocol.functions import Admission, Cancelled, Pull, Pulled, Reaped, Verdict
 from engine.protocol.messages import Control, Delta, Final, Timeline, decode, encode
 
@@ -78,8 +79,7 @@ class Twin:
         self.ready: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         self.tiers: dict[str, dict[str, int]] = defaultdict(dict)
         self.depth: dict[str, dict[str, int]] = defaultdict(dict)
-        self.counters: dict[str, dict[str, float]] = defaultdict(dict)
-        self.deficits: dict[str, dict[str, float]] = defaultdict(dict)
+        self.fair: dict[str, FairQueue] = defaultdict(FairQueue)
         self.drain: dict[tuple[str, str], tuple[float, int]] = {}
         self.accounts: dict[str, Account] = defaultdict(Account)
         self.buckets: dict[tuple[str, str], tuple[float, int]] = {}
@@ -165,6 +165,9 @@ class Twin:
         self._count_depth(r, 1)
 
     def _free_slots(self, request: str, r: Record) -> None:
+        if r.state == "running":
+            self.fair[r.a.pool].stop(r.a.tier, r.a.tenant)
+        self.fair[r.a.pool].leave(r.a.tier, r.a.tenant)
         self.open[r.a.tenant].discard(request)
         self.gateway_requests[r.gateway].discard(request)
         self.engine_requests[r.engine].discard(request)
@@ -202,6 +205,7 @@ class Twin:
                 continue
             r.epoch += 1
             r.state = "lost"
+            self.fair[r.a.pool].stop(r.a.tier, r.a.tenant)
             if self.gateways.get(r.gateway, 0) > now:
                 self._reply_error(request, r, "engine_lost", "the engine that computed this request was lost")
             else:
@@ -303,17 +307,19 @@ class Twin:
         self.open[a.tenant].add(a.request)
         self.gateway_requests[a.gateway].add(a.request)
         self._open_gateway(a.gateway, now + a.lease_ms)
+        self.fair[a.pool].enter(a.tier, a.tenant, thousandths(a.weight))
         self._enqueue(a.request, r, work)
         self.requests[a.request] = r
 
     # pull --------------------------------------------------------------------------------------------------------
 
-    def _next_head(self, pool: str, tiers: Sequence[str], credit: Mapping[str, int]) -> tuple[str, str, str] | None:
-        for tier in tiers:
-            ready = self.ready[pool, tier]
-            if credit.get(tier, 0) > 0 and ready:
-                return pool, tier, min(ready, key=lambda member: (ready[member], member))
-        return None
+    def _queued(self, pool: str) -> list[tuple[str, int]]:
+        """Tiers with anything queued, best first."""
+        tiers = sorted(self.tiers[pool].items(), key=lambda item: (item[1], item[0]))
+        return [(tier, rank) for tier, rank in tiers if self.ready[pool, tier]]
+
+    def _heads(self, pool: str, tier: str) -> list[tuple[int, str]]:
+        return sorted((arrival, member) for member, arrival in self.ready[pool, tier].items())
 
     def _take(self, now: int, key: tuple[str, str, str], engine: str) -> tuple[Record, bytes] | None:
         queue = self.queues.get(key)
@@ -332,6 +338,7 @@ class Twin:
             r.attempts += 1
             self.engine_requests[engine].add(request)
             self.expiry.pop(request, None)
+            self.fair[r.a.pool].start(r.a.tier, r.a.tenant)
             self._count_depth(r, -1)
             self._measure_drain(now, r)
             return r, work
@@ -349,22 +356,24 @@ class Twin:
         if engine not in self.engines[pool]:
             return Pull((), (), registered=False)
         self.engines[pool][engine] = now + lease_ms
-        left = dict(credit)
-        tiers = sorted(self.tiers[pool], key=lambda tier: (self.tiers[pool][tier], tier))
+        fair, left = self.fair[pool], dict(credit)
         works: list[Pulled] = []
         accounts: dict[str, float] = {}
         for _ in range(_SCAN_LIMIT):
-            key = self._next_head(pool, tiers, left)
-            if key is None:
+            pick = fair.pick(self._queued(pool), left, lambda tier: self._heads(pool, tier))
+            if pick is None:
                 break
-            taken = self._take(now, key, engine)
-            if taken is not None:
-                r, work = taken
-                left = {tier: left.get(tier, 0) - r.a.choices for tier in tiers}
-                works.append(Pulled(work, r.epoch, False))
-                name = f"{r.a.tier}:{r.a.tenant}"
-                accounts[name] = self.counters[pool].get(name, 0.0)
-        accounts |= self.deficits[pool]
+            taken = self._take(now, (pool, pick.tier, pick.tenant), engine)
+            if taken is None:
+                continue
+            r, work = taken
+            for name in ("+",) if pick.express else self.tiers[pool]:
+                left[name] = left.get(name, 0) - r.a.choices
+            if r.attempts == 1:
+                fair.charge(pick.tier, r.a.tenant, r.a.prompt_tokens * UNIT, self._queued(pool))
+            works.append(Pulled(work, r.epoch, pick.by_floor))
+            accounts[f"{pick.tier}:{r.a.tenant}"] = fair.counters.get((pick.tier, r.a.tenant), 0) / UNIT
+        accounts |= {tier: deficit / UNIT for tier, deficit in fair.deficits.items()}
         controls = tuple(encode(c) for c in self.controls.pop(engine, ()))
         return Pull(tuple(works), controls, accounts)
 
@@ -392,9 +401,7 @@ class Twin:
 
     def charge(self, now: int, pool: str, charges: Sequence[tuple[str, str, float]]) -> None:
         for tier, tenant, cost in charges:
-            counters, deficits, name = self.counters[pool], self.deficits[pool], f"{tier}:{tenant}"
-            counters[name] = counters.get(name, 0.0) + cost
-            deficits[tier] = deficits.get(tier, 0.0) - cost
+            self.fair[pool].charge(tier, tenant, math.floor(cost * UNIT + 0.5), self._queued(pool))
 
     def _set_balance(self, tenant: str, balance_nano: int | None, sequence: int) -> bool:
         account = self.accounts[tenant]

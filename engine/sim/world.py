@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -228,20 +228,21 @@ class World:
         waiting = {tier for tier, _ in self._streams}
         return [(tier.name, tier.rank) for tier in TIERS if tier.name in waiting]
 
-    def _heads(self, tier: str) -> Iterator[tuple[int, str]]:
-        return iter(sorted((queue[0], tenant) for (name, tenant), queue in self._streams.items() if name == tier))
+    def _heads(self, tier: str) -> list[tuple[int, str]]:
+        return sorted((queue[0], tenant) for (name, tenant), queue in self._streams.items() if name == tier)
 
     def _pull(self, engine: Engine) -> None:
         credit = engine.credit(self.now)
         while credit and (picked := self._queue.pick(self._queued(), credit, self._heads)) is not None:
-            tier, tenant, by_floor = picked
+            tier, tenant = picked.tier, picked.tenant
             queue = self._streams[tier, tenant]
             number = queue.popleft()
             if not queue:
                 del self._streams[tier, tenant]
-            credit[tier if credit.get(tier, 0) > 0 else "+"] -= 1
+            for name in ("+",) if picked.express else [name for name in credit if name != "+"]:
+                credit[name] -= 1
             self._queue.start(tier, tenant)
-            request = self._request(number, by_floor)
+            request = self._request(number, picked.by_floor)
             cost = int(self.config.w_in * len(request.prompt) * UNIT)
             self._queue.charge(tier, tenant, cost, self._queued())
             engine.scheduler.submit(request, self.now)

@@ -6,6 +6,7 @@ from typing import Any
 
 from redis import Redis
 
+from engine.protocol.fair import FairQueue
 from engine.protocol.messages import Control, Delta, Final, decode
 from engine.protocol.twin import Twin
 
@@ -70,6 +71,24 @@ def _real(x: float) -> str:
     return format(x, ".17g")
 
 
+def _accounts(pool: str, fair: FairQueue) -> dict[str, Any]:
+    running: dict[str, int] = {}
+    for (tier, tenant), count in fair.running.items():
+        running[f"{tier}:{tenant}"] = count
+        running[tier] = running.get(tier, 0) + count
+    opened = {f"{tier}:{name}": n for tier, active in fair.active.items() for name, n in active.items()}
+    state: dict[str, Any] = {
+        f"vtc:{pool}": {f"{tier}:{tenant}": str(v) for (tier, tenant), v in fair.counters.items()},
+        f"deficit:{pool}": {tier: str(v) for tier, v in fair.deficits.items()},
+        f"open_by_tier:{pool}": {name: str(n) for name, n in opened.items()},
+        f"running:{pool}": {name: str(n) for name, n in running.items()},
+        f"weight:{pool}": {tenant: str(w) for tenant, w in fair.weights.items()},
+    }
+    for tier, active in fair.active.items():
+        state[f"active:{pool}:{tier}"] = {tenant: fair.counters.get((tier, tenant), 0) for tenant in active}
+    return state
+
+
 def of_twin(t: Twin) -> dict[str, Any]:
     """The same dict as `of_redis` gives."""
     state: dict[str, Any] = {
@@ -108,10 +127,12 @@ def of_twin(t: Twin) -> dict[str, Any]:
             "held": a.held_nano or None,
         }
         state[f"acct:{tenant}"] = {k: str(v) for k, v in named.items() if v is not None}
-    for name, values in (("depth", t.depth), ("tiers", t.tiers), ("vtc", t.counters), ("deficit", t.deficits)):
-        for pool, fields in values.items():
-            whole = name == "tiers"
-            state[f"{name}:{pool}"] = {k: v if whole else _real(v) for k, v in fields.items()}
+    for pool, depths in t.depth.items():
+        state[f"depth:{pool}"] = {k: str(v) for k, v in depths.items()}
+    for pool, ranks in t.tiers.items():
+        state[f"tiers:{pool}"] = dict(ranks)
+    for pool, fair in t.fair.items():
+        state |= _accounts(pool, fair)
     for name, sets in (("open", t.open), ("gwreq", t.gateway_requests), ("engreq", t.engine_requests)):
         state.update({f"{name}:{k}": sorted(v) for k, v in sets.items()})
     state.update({f"engines:{pool}": dict(v) for pool, v in t.engines.items()})

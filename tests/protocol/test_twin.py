@@ -22,6 +22,7 @@ POOLS, TENANTS, GATEWAYS, ENGINES = ("m", "k"), ("a", "b", "c"), ("g1", "g2"), (
 TIERS = {"interactive": 0, "standard": 1, "batch": 2}
 pools, tenants, gateways, engines = (st.sampled_from(names) for names in (POOLS, TENANTS, GATEWAYS, ENGINES))
 tiers = st.sampled_from(sorted(TIERS))
+some_credit = st.sampled_from((*sorted(TIERS), "+"))
 some_pool = st.sampled_from(("m", "m", "m", "m", "k"))
 few = st.integers(-1, 3)
 claims = st.sampled_from((None, None, Claim("k1", "d1", 30_000), Claim("k1", "d2"), Claim("k2", "d1")))
@@ -114,7 +115,8 @@ class Interleavings(RuleBasedStateMachine):
         admission = Admission(
             request=f"r{self.count:04}", tenant=tenant, pool=pool, tier=tier, tier_rank=TIERS[tier], gateway=gateway,
             generation=generation, hold_nano=hold, floor_nano=floor, max_concurrent=concurrent,
-            max_queued_tier=queued_tier, max_queued_tenant=queued, choices=choices, prompt_tokens=7, claim=claim,
+            max_queued_tier=queued_tier, max_queued_tenant=queued, choices=choices,
+            prompt_tokens=(7, 700, 9000)[self.count % 3], weight=(1.0, 0.5, 3.0, 0.0)[self.count % 4], claim=claim,
             expires_ms=self.now + expires if expires else 0, limits=limits, lease_ms=20_000,
         )  # fmt: skip
         work = f"work {self.count}".encode()
@@ -135,15 +137,23 @@ class Interleavings(RuleBasedStateMachine):
         for _ in range(times):
             self.admit(pool, tenant, tier, "g1", (40, None), (-1, -1, -1), 1, 9, expires, None, (), False)
 
-    @rule(pool=some_pool, engine=engines, credit=st.dictionaries(tiers, st.integers(0, 3)))
+    @rule(pool=some_pool, engine=engines, credit=st.dictionaries(some_credit, st.integers(0, 3)))
     def pull(self, pool: str, engine: str, credit: dict[str, int]) -> None:
         self.both("pull", pool, engine, credit, 20_000)
 
-    @rule(engine=engines, slots=st.integers(1, 3))
-    def pull_any(self, engine: str, slots: int) -> None:
-        self.pull("m", engine, dict.fromkeys(TIERS, slots))
+    @rule(engine=engines, slots=st.integers(0, 3), express=st.integers(0, 2))
+    def pull_any(self, engine: str, slots: int, express: int = 0) -> None:
+        self.pull("m", engine, {**dict.fromkeys(TIERS, slots), "+": express})
 
-    @rule(pool=pools, tier=tiers, tenant=tenants, cost=st.sampled_from((1, 0.1, 2.7, 333.3)))
+    @rule(engine=engines)
+    def floors_come_due(self, engine: str) -> None:
+        """Every tier has work queued while another is served: its floor saves up until it goes first."""
+        for tier in TIERS:
+            self.admit_freely("m", "a", tier, 1, 0)
+        self.both("charge", "m", [(min(TIERS, key=TIERS.__getitem__), "b", 25_000)])
+        self.pull("m", engine, dict.fromkeys(TIERS, 1))
+
+    @rule(pool=pools, tier=tiers, tenant=tenants, cost=st.sampled_from((1, 0.1, 2.7, 333.3, -50.5, 30_000)))
     def charge(self, pool: str, tier: str, tenant: str, cost: float) -> None:
         self.both("charge", pool, [(tier, tenant, cost), (tier, tenant, 2 * cost)])
 
@@ -204,11 +214,12 @@ class Interleavings(RuleBasedStateMachine):
             if engine not in self.twin.engines["m"]:
                 self.both("register", "m", engine, self.twin.pools["m"], b"h", 20_000)
 
-    @rule(engine=engines, tenant=tenants, tier=tiers, slots=st.integers(1, 3))
-    def admit_and_pull(self, engine: str, tenant: str, tier: str, slots: int) -> None:
+    @rule(engine=engines, tenant=tenants, tier=tiers, slots=st.integers(1, 3), wait_ms=st.sampled_from((0, 7, 130)))
+    def admit_and_pull(self, engine: str, tenant: str, tier: str, slots: int, wait_ms: int) -> None:
         """Requests that run, so that the other rules find some."""
         self.rejoin()
         self.admit_freely("m", tenant, tier, slots, 0)
+        self.advance_clock(wait_ms)
         self.pull_any(engine, slots)
 
     @rule(state=st.sampled_from(("running", "running", "lost", "finished")), reason=st.sampled_from(("stop", "abort")))

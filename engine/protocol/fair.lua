@@ -1,0 +1,114 @@
+-- The fair queue: which request a pool serves next. Its twin, with the rules F1-F3, is fair.py. Whole numbers only.
+
+local UNIT = 1000                -- counters and deficits are thousandths of a weighted token
+local GATE = 64 * UNIT           -- so far above the smallest active counter of its tier a tenant may still go
+local QUANTUM = 1024 * UNIT      -- a floor is due once this much is saved up
+local DEFICIT_CAP = 8192 * UNIT
+local FLOORS = {0, 100, 50}      -- guaranteed share in thousandths, by tier rank; the last holds for all ranks beyond
+local HEADS = 256                -- heads of one tier that a choice looks at
+
+local function floor_of(rank) return FLOORS[math.min(rank, #FLOORS - 1) + 1] end
+
+local function counter_of(p, pool, name) return tonumber(redis.call('HGET', p .. 'vtc:' .. pool, name)) or 0 end
+
+-- Sorted set of the tier's tenants that have any request, by their counter.
+local function actives(p, pool, tier) return p .. 'active:' .. pool .. ':' .. tier end
+
+local function least_counter(p, pool, tier)
+  return tonumber(redis.call('ZRANGE', actives(p, pool, tier), 0, 0, 'WITHSCORES')[2]) or 0
+end
+
+local function add_deficit(p, pool, tier, by)
+  local key = p .. 'deficit:' .. pool
+  local value = (tonumber(redis.call('HGET', key, tier)) or 0) + by
+  redis.call('HSET', key, tier, int(math.max(-DEFICIT_CAP, math.min(DEFICIT_CAP, value))))
+end
+
+local function fair_enter(p, r)
+  redis.call('HSET', p .. 'weight:' .. r.pool, r.tenant, r.weight)
+  local name = r.tier .. ':' .. r.tenant
+  if redis.call('HINCRBY', p .. 'open_by_tier:' .. r.pool, name, 1) > 1 then return end
+  local key = actives(p, r.pool, r.tier)
+  local counter = counter_of(p, r.pool, name)
+  if redis.call('ZCARD', key) > 0 and counter < least_counter(p, r.pool, r.tier) then
+    counter = least_counter(p, r.pool, r.tier)
+    redis.call('HSET', p .. 'vtc:' .. r.pool, name, int(counter))
+  end
+  redis.call('ZADD', key, int(counter), r.tenant)
+end
+
+local function fair_leave(p, r)
+  local count = p .. 'open_by_tier:' .. r.pool
+  local name = r.tier .. ':' .. r.tenant
+  if redis.call('HINCRBY', count, name, -1) > 0 then return end
+  redis.call('HDEL', count, name)
+  redis.call('ZREM', actives(p, r.pool, r.tier), r.tenant)
+  local deficit = tonumber(redis.call('HGET', p .. 'deficit:' .. r.pool, r.tier)) or 0
+  if redis.call('ZCARD', actives(p, r.pool, r.tier)) == 0 and deficit > 0 then
+    redis.call('HSET', p .. 'deficit:' .. r.pool, r.tier, '0')
+  end
+end
+
+local function fair_run(p, r, by)
+  local key = p .. 'running:' .. r.pool
+  for _, name in ipairs({r.tier, r.tier .. ':' .. r.tenant}) do
+    if redis.call('HINCRBY', key, name, by) <= 0 then redis.call('HDEL', key, name) end
+  end
+end
+
+-- Tiers of a pool that have anything queued, as {name, rank}, best first.
+local function queued_tiers(p, pool)
+  local flat, found = redis.call('ZRANGE', p .. 'tiers:' .. pool, 0, -1, 'WITHSCORES'), {}
+  for i = 1, #flat, 2 do
+    if redis.call('EXISTS', p .. 'ready:' .. pool .. ':' .. flat[i]) == 1 then
+      found[#found + 1] = {flat[i], tonumber(flat[i + 1])}
+    end
+  end
+  return found
+end
+
+local function fair_charge(p, pool, tier, tenant, cost)
+  local name = tier .. ':' .. tenant
+  local weight = tonumber(redis.call('HGET', p .. 'weight:' .. pool, tenant)) or UNIT
+  local counter = counter_of(p, pool, name) + math.floor(cost * UNIT / weight)
+  redis.call('HSET', p .. 'vtc:' .. pool, name, int(counter))
+  redis.call('ZADD', actives(p, pool, tier), 'XX', int(counter), tenant)
+  for _, t in ipairs(queued_tiers(p, pool)) do
+    if floor_of(t[2]) > 0 then add_deficit(p, pool, t[1], math.floor(cost * floor_of(t[2]) / 1000)) end
+  end
+  add_deficit(p, pool, tier, -cost)
+end
+
+local function heads(p, pool, tier) return redis.call('ZRANGE', p .. 'ready:' .. pool .. ':' .. tier, 0, HEADS - 1) end
+
+local function choose(p, pool, tier)
+  local limit, best, least = least_counter(p, pool, tier) + GATE, nil, nil
+  for _, member in ipairs(heads(p, pool, tier)) do
+    local counter = counter_of(p, pool, tier .. ':' .. member)
+    if string.sub(member, 1, 1) == '~' or counter <= limit then return member end
+    if not best or counter < least then best, least = member, counter end
+  end
+  return best
+end
+
+-- (tier, member, by floor, express) of the next request; nil when credit or queue is used up.
+local function fair_pick(p, pool, credit)
+  local tiers = queued_tiers(p, pool)
+  for _, by_floor in ipairs({1, 0}) do
+    for _, t in ipairs(tiers) do
+      local due = floor_of(t[2]) > 0 and (tonumber(redis.call('HGET', p .. 'deficit:' .. pool, t[1])) or 0) >= QUANTUM
+      if (credit[t[1]] or 0) > 0 and (due or by_floor == 0) then
+        return t[1], choose(p, pool, t[1]), by_floor, false
+      end
+    end
+  end
+  if (credit['+'] or 0) <= 0 then return nil end
+  for _, t in ipairs(tiers) do
+    local running = p .. 'running:' .. pool
+    local total = tonumber(redis.call('HGET', running, t[1])) or 0
+    local share = math.max(1, math.floor(total / (redis.call('ZCARD', actives(p, pool, t[1])) + 1)))
+    for _, member in ipairs(heads(p, pool, t[1])) do
+      if (tonumber(redis.call('HGET', running, t[1] .. ':' .. member)) or 0) < share then return t[1], member, 0, true end
+    end
+  end
+end
