@@ -75,6 +75,10 @@ class Tokenizer:
         table = self._bytes
         return table[token] if 0 <= token < len(table) else b""
 
+    def pieces(self, text: str) -> list[int]:
+        """The ids of a text in the middle of another: nothing added, nothing special."""
+        return self._encode_plain(text)
+
     def is_special(self, token: int) -> bool:
         return token in self._special_ids
 
