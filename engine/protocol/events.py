@@ -1,7 +1,8 @@
 """What happens to a request, as one schema. Metrics, traces, the console, explain and SLO verdicts are made from these.
 
 An event is emitted once, by whoever makes it happen; nothing else counts anything. `since_s` is the monotonic duration
-since the request's previous event in the same process (0 for the first); `at_ms` is wall time for ordering between processes.
+since the request's previous event in the same process (0 for the first); `at_ms` is wall time, for ordering between
+processes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Kind(StrEnum):
     REFUSED = "refused"
     QUEUED = "queued"
     PULLED = "pulled"
-    FIRST_TOKEN = "first_token"
+    FIRST_TOKEN = "first_token"  # noqa: S105
     PARKED = "parked"
     RESUMED = "resumed"
-    LAST_TOKEN = "last_token"
+    LAST_TOKEN = "last_token"  # noqa: S105
     FINISHED = "finished"
     FIRST_SENT = "first_sent"
     LAST_SENT = "last_sent"

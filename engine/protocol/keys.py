@@ -167,7 +167,7 @@ class Keys:
 
     @property
     def live(self) -> str:
-        """String: JSON snapshot of the live view, refreshed at 1 Hz; the same bytes are published on this channel name."""
+        """String: JSON snapshot of the live view, refreshed at 1 Hz; the same bytes are published on this channel."""
         return f"{self.prefix}live"
 
     @property

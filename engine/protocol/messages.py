@@ -1,6 +1,6 @@
-"""Messages between gateway, engine and settler. Encoded with msgpack (`encode` / `decode`); structs are arrays on the wire.
+"""Messages between gateway, engine and settler. Encoded with msgpack (`encode` / `decode`); structs are arrays there.
 
-Times: `*_ms` are wall-clock milliseconds since 1970 unless the name says duration (`*_s`: seconds, monotonic differences).
+Times: `*_ms` are wall-clock milliseconds since 1970, `*_s` are durations in seconds (differences of a monotonic clock).
 Money is integer nano-units of the price book's currency. Token counts are integers.
 """
 
@@ -241,7 +241,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """State of one engine, sent at least once a second. `steps` must grow while `running` > 0 (progress, not just life)."""
+    """State of one engine, at least once a second. `steps` must grow while `running` > 0: progress, not only life."""
 
     engine: str
     pool: str
