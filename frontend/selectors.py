@@ -21,6 +21,7 @@ from tenants.partitions import uuid_floor, uuid_time
 __all__ = ["PAGE", "Page", "RequestLine", "find_request", "parse_request_id", "recent_requests"]
 
 PAGE = 50
+CLIENT_LEFT = 499
 RECENT = timedelta(hours=1)
 _ID = re.compile(r"(?:^|-)([0-9a-f]{32})$")
 Row = TypeVar("Row", bound=Model)
@@ -85,7 +86,7 @@ class RequestLine:
         missed = [name for name, met in (("TTFT", outcome.ttft_met), ("TPOT", outcome.tpot_met)) if met is False]
         if missed:
             return "missed", " and ".join(missed) + " missed"
-        return "missed", f"not served ({outcome.status})"
+        return "missed", "client left" if outcome.status == CLIENT_LEFT else f"failed ({outcome.status})"
 
     @property
     def money(self) -> Decimal | None:

@@ -72,7 +72,8 @@ def test_a_member_sees_only_its_own_tenants_and_money_only_by_role(people: Peopl
         ({"ttft_met": False, "good": False}, "TTFT missed"),
         ({"tpot_met": False, "good": False}, "TPOT missed"),
         ({"ttft_met": False, "tpot_met": False, "good": False}, "TTFT and TPOT missed"),
-        ({"ttft_met": None, "tpot_met": None, "ttft_s": None, "good": False, "status": 499}, "not served (499)"),
+        ({"ttft_met": None, "tpot_met": None, "ttft_s": None, "good": False, "status": 499}, "client left"),
+        ({"ttft_met": None, "tpot_met": None, "good": False, "status": 503}, "failed (503)"),
     ],
 )
 def test_a_missed_slo_says_what_was_missed(people: People, fields: dict[str, Any], words: str) -> None:
