@@ -1,8 +1,8 @@
 """The versioned Redis function library `sluice1`, as Python calls.
 
-Each call is one `FCALL`, atomic, all or nothing. The Lua lives in `functions.lua`; `twin.py` is the same in pure Python and a
-property test proves them equal. `Functions` works on a sync client, `AsyncFunctions` on an asyncio one (both from redis-py,
-`decode_responses=False`). Both load the library when the server does not have it (after a wipe or a fail-over).
+Each call is one `FCALL`, atomic, all or nothing. The Lua lives in `functions.lua`; `twin.py` is the same in pure Python
+and a property test proves them equal. `Functions` works on a sync client, `AsyncFunctions` on an asyncio one (both from
+redis-py, `decode_responses=False`). Both load the library when the server lacks it (after a wipe or a fail-over).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Admission:
     tier_rank: int
     gateway: str
     generation: int
-    """Generation of the principal that the gateway's cache holds; a newer one in Redis refuses with `stale_principal`."""
+    """Generation of the principal in the gateway's cache; a newer one in Redis refuses with `stale_principal`."""
     hold_nano: int
     floor_nano: int | None
     """The tenant's balance may not fall below this (credit line, negative); None: postpaid, unlimited."""
@@ -91,7 +91,7 @@ class Verdict:
     `account`, admit again. The detail of an idempotency code is the request id that holds the claim.
 
     `depth` is the tier's queue depth after (ok) or at (refused) admission; `retry_after_s` from the measured drain rate
-    (None: unknown). `detail` names the limit; `limits` is (name, capacity, remaining, reset seconds) of each rate limit.
+    (None: unknown). `detail` names the limit; `limits`: (name, capacity, remaining, reset seconds) of each rate limit.
     """
 
     code: str
@@ -135,12 +135,12 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """What `reap` found and did, as ids. The gateways of lost requests are told by the function itself (error Delta)."""
+    """What `reap` found and did, as ids. It has told the gateways of lost requests itself (error Delta)."""
 
     dead_engines: tuple[str, ...]
     dead_gateways: tuple[str, ...]
     lost: tuple[str, ...]
-    """Requests whose engine died. Their gateway now owns finishing them; where it is dead too they are finished here."""
+    """Requests whose engine died. Their gateway must finish them; where it is dead too, `reap` has."""
     aborted: tuple[str, ...]
     """Requests whose gateway died: cancelled if queued, ordered to stop if running, finished if lost."""
 
@@ -238,7 +238,7 @@ class Functions(_Library):
         self._call("leave", pool, engine)
 
     def charge(self, pool: str, charges: Sequence[tuple[str, str, float]]) -> None:
-        """Book weighted token cost (negative: a refund): counters rise by it over the tenant's weight, deficits fall."""
+        """Book weighted token cost (negative: a refund): counters rise by cost over weight, deficits fall by it."""
         if charges:
             self._call("charge", pool, json.dumps(list(charges)))
 
@@ -247,7 +247,7 @@ class Functions(_Library):
         return Cancelled(self._call("cancel", request, reason).decode())
 
     def finish(self, request: str, epoch: int, final: bytes) -> bool:
-        """Record the one Final, free the concurrency slot, drop the queue entry. False: stale epoch or already ended."""
+        """Record the one Final, free the slot, drop the queue entry. False: stale epoch or already ended."""
         return bool(self._call("finish", request, epoch, final))
 
     def close(self, request: str, tenant: str, balance_nano: int | None, sequence: int) -> bool:
@@ -260,7 +260,7 @@ class Functions(_Library):
 
     def requeue(self, request: str, epoch: int, work: bytes, max_attempts: int = 3) -> str:
         """Give a lost request back to the queue, at its old place, with the raised epoch. "queued"; "poison" after
-        `max_attempts` pulls (dead-lettered: its gateway finishes it); "stale" when it is not lost or the epoch is old."""
+        `max_attempts` pulls (dead-lettered: the gateway finishes it); "stale" when not lost or the epoch is old."""
         return str(self._call("requeue", request, epoch, work, max_attempts).decode())
 
     def account(self, tenant: str, generation: int, balance_nano: int | None, sequence: int) -> bool:
