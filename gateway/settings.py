@@ -77,7 +77,7 @@ INSTALLED_APPS = [
     "frontend",
 ]
 AUTH_USER_MODEL = "tenants.User"
-MIGRATION_MODULES = {"tenants": "migrations.tenants", "billing": "migrations.billing", "metering": "migrations.metering"}
+MIGRATION_MODULES = {label: f"migrations.{label}" for label in ("tenants", "billing", "metering")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 MIDDLEWARE = [
@@ -163,6 +163,11 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"redact": {"()": "gateway.observability.redaction.Redact"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SLUICE_LOG_LEVEL", "INFO")},
+    # uvicorn gives these handlers of its own, which would write a URL as it came.
+    "loggers": dict.fromkeys(
+        ("uvicorn", "uvicorn.access"), {"handlers": ["stderr"], "level": "INFO", "propagate": False}
+    ),
 }

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +96,9 @@ class Stack:
         names = "from tenants.models import *; actor = Actor('test'); "
         return self.python("-c", start + names + code)
 
-    def gateway(self, **environment: str) -> Gateway:
+    def gateway(self, *arguments: str, **environment: str) -> Gateway:
         """A data plane; it answers when this returns."""
-        running = Gateway(self, {**self.environment, **environment})
+        running = Gateway(self, arguments, {**self.environment, **environment})
         self.processes.append(running.process)
         running.wait()
         return running
@@ -134,13 +134,13 @@ class Stack:
 class Gateway:
     """One running data plane."""
 
-    def __init__(self, stack: Stack, environment: dict[str, str]) -> None:
+    def __init__(self, stack: Stack, more: Sequence[str], environment: dict[str, str]) -> None:
         self.stack = stack
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        arguments = ["-m", "uvicorn", "gateway.asgi:data", "--port", str(self.port), "--no-access-log"]
-        arguments += ["--timeout-graceful-shutdown", "2"]
+        arguments = ["-m", "uvicorn", "gateway.asgi:data", "--port", str(self.port), *(more or ["--no-access-log"])]
+        arguments += ["--timeout-graceful-shutdown", "2", "--http", "gateway.api.protocol:JsonErrors"]
         self.process = Process(f"gateway-{len(stack.processes)}", arguments, environment, stack.folder)
 
     @property

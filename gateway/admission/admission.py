@@ -139,13 +139,13 @@ class Admission:
         order = _fit(order)
         tier = choose_tier(principal, order.service_tier)
         arrival.tier = tier.name
+        price = await self._prices.of(order.model.card.price_class)
         trail = self.trail(arrival)
         trail.tenant, trail.tier, trail.pool = principal.tenant, tier.name, order.model.pool
         trail.emit(Kind.RECEIVED, model=order.model.card.model, kind=order.kind, stream=order.stream)
         route = _route(arrival, principal, tier, order)
         flight = self._dispatcher.open(route, order.choices, order.n, trail, arrival.received, arrival.received_ms)
         flight.reply.on_overflow = lambda: self._dispatcher.abandon_slow(flight)
-        price = await self._prices.of(order.model.card.price_class)
         asking = asyncio.create_task(self._ask(principal, tier, order, price, arrival))
         try:
             verdict = await asyncio.shield(asking)
@@ -162,7 +162,7 @@ class Admission:
             if verdict.code == "idempotency_replay":
                 raise Replay(verdict.detail)
             raise _refusal(verdict)
-        arrival.admitted = True
+        arrival.admitted, flight.admitted = True, time.monotonic()
         trail.emit(Kind.ADMITTED, prompt_tokens=order.prompt_tokens, choices=order.choices)
         trail.emit(Kind.QUEUED, depth=verdict.depth)
         return Ticket(flight, order, principal, tier, verdict, price)

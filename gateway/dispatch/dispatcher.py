@@ -112,7 +112,7 @@ class Dispatcher:
                 log.warning("cancel of %s waits for Redis: %s", request, error)
                 await asyncio.sleep(pause_s)
         else:
-            return
+            was = "unknown"
         if was == "lost":
             await self._settle_lost(flight, flight.reply.epoch)
         if was != "running":
@@ -194,7 +194,8 @@ class Dispatcher:
 
     async def _find_forgotten(self) -> None:
         """After a wipe of Redis nothing will ever come for its requests: they end with a retryable error (I5)."""
-        requests = [r for r, flight in self._flights.items() if time.monotonic() - flight.received > _TICK_S]
+        before = time.monotonic() - _TICK_S
+        requests = [r for r, f in self._flights.items() if f.admitted is not None and f.admitted < before]
         if not requests:
             self._missing.clear()
             return

@@ -77,6 +77,8 @@ class Flight:
     stopping: bool = False
     """A cancel is on its way to the engine."""
     delivered_tokens: int = 0
+    admitted: float | None = None
+    """Monotonic time at which Redis said so; until then it need not know the request."""
     first_received: float | None = None
     last_received: float | None = None
     first_sent: float | None = None

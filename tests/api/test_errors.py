@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import socket
 from typing import Any
 
@@ -205,7 +206,6 @@ def test_models_are_listed(client: httpx.Client) -> None:
 def exchange(gateway: Gateway, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
         connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
         answer = b""
         while chunk := connection.recv(65536):
             answer += chunk
@@ -217,6 +217,26 @@ def test_a_malformed_host_is_refused_and_opens_nothing(gateway: Gateway, host: s
     for path in ("/v1/models", "/healthz"):
         answer = exchange(gateway, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         assert answer.split(b" ")[1] in (b"400", b"401"), answer
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET /v1/m\xc3\xb6dels HTTP/1.1\r\nHost: a",
+        b"G\x00T / HTTP/1.1",
+        b"{}",
+    ],
+)
+def test_what_is_not_http(gateway: Gateway, request_line: bytes) -> None:
+    head, _, body = exchange(gateway, request_line + b"\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_headers_are_bounded(gateway: Gateway) -> None:
+    start = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+    assert exchange(gateway, start + b"X: " + b"x" * 10_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert exchange(gateway, start + b"X: " + b"x" * 70_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 400")
 
 
 def test_two_hosts_are_refused(gateway: Gateway) -> None:
