@@ -167,7 +167,7 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SLUICE_LOG_LEVEL", "INFO")},
     # uvicorn gives these handlers of its own, which would write a URL as it came.
-    "loggers": dict.fromkeys(
-        ("uvicorn", "uvicorn.access"), {"handlers": ["stderr"], "level": "INFO", "propagate": False}
-    ),
+    "loggers": {
+        name: {"handlers": ["stderr"], "level": "INFO", "propagate": False} for name in ("uvicorn", "uvicorn.access")
+    },
 }
