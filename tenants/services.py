@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from tenants import announce, audit
 from tenants.audit import Actor
+from tenants.errors import Refused
 from tenants.keys import digest, display_prefix, mint
 from tenants.models import ApiKey, Membership, Project, Tenant, Tier, TierTarget, User
 
@@ -260,7 +261,7 @@ def _only(given: Iterable[str], allowed: frozenset[str]) -> None:
 def _worse(tier: Tier, lower: Iterable[Tier]) -> list[Tier]:
     tiers = list(lower)
     if any(t.rank <= tier.rank for t in tiers):
-        raise ValueError("a tenant may only ask for tiers that are worse than its own")
+        raise Refused("a tenant may only ask for tiers that are worse than its own")
     return tiers
 
 

@@ -14,6 +14,7 @@ from rest_framework.views import APIView
 
 from tenants import selectors
 from tenants.audit import Actor
+from tenants.errors import Refused
 from tenants.models import Tenant, User
 
 __all__ = ["Managed", "OperatorWrites"]
@@ -27,8 +28,14 @@ class OperatorWrites(BasePermission):
         return bool(user.is_authenticated and (request.method in SAFE_METHODS or user.is_staff))
 
 
+class Conflict(exceptions.APIException):
+    status_code = 409
+    default_detail = "It contradicts what is there already."
+    default_code = "conflict"
+
+
 class Managed(APIView):
-    """Base of all views: the acting user, tenant checks, and the services' refusals as 400."""
+    """Base of all views: the acting user, tenant checks, and the record's refusals as 400 and 409."""
 
     @property
     def user(self) -> User:
@@ -49,8 +56,8 @@ class Managed(APIView):
         if isinstance(exc, Invalid):
             detail: Any = exc.message_dict if hasattr(exc, "error_dict") else exc.messages
             exc = exceptions.ValidationError(detail)
-        elif isinstance(exc, ValueError):
+        elif isinstance(exc, Refused):
             exc = exceptions.ValidationError([str(exc)])
         elif isinstance(exc, IntegrityError):
-            exc = exceptions.ValidationError(["It contradicts what is there already."])
+            exc = Conflict()
         return super().handle_exception(exc)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -28,7 +29,8 @@ from tenants.models import ApiKey, Project, Tenant, Tier
 
 __all__ = ["AuditView", "KeyViews", "PriceViews", "ProjectViews", "TenantViews", "TierViews", "UsageView"]
 
-PAGE_MAX = 500
+T = TypeVar("T")
+PAGE, PAGE_MAX = 50, 500
 _SIZE = OpenApiParameter("size", int, description=f"Rows a page, 1 to {PAGE_MAX}.")
 
 
@@ -205,8 +207,8 @@ class UsageView(Managed):
         slugs = selectors.visible_slugs(self.user)
         if "tenant" in query:
             slugs = frozenset({self.tenant(query["tenant"], selectors.SEES).slug})
-        size = _size(query.get("size"))
-        before = UUID(query["before"]) if "before" in query else None
+        size = _size(query)
+        before = _parsed(query, "before", UUID)
         rows = list(usage_page(slugs, before, size))
         money_of = set(selectors.tenants_for(self.user, selectors.SEES_MONEY).values_list("slug", flat=True))
         results = s.UsageSerializer(rows, many=True, context={"money_of": money_of}).data
@@ -225,9 +227,10 @@ class AuditView(Managed):
     )
     def get(self, request: Request) -> Response:
         events = selectors.audit_events(self.user)
-        if "before" in request.query_params:
-            events = events.filter(position__lt=int(request.query_params["before"]))
-        size = _size(request.query_params.get("size"))
+        before = _parsed(request.query_params, "before", int)
+        if before is not None:
+            events = events.filter(position__lt=before)
+        size = _size(request.query_params)
         rows = list(events.order_by("-position")[:size])
         results = s.AuditEventSerializer(rows, many=True).data
         return Response({"results": results, "next": rows[-1].position if len(rows) == size else None})
@@ -246,8 +249,20 @@ def _fixed(data: dict[str, Any], row: Any, *names: str) -> None:
             raise exceptions.ValidationError({name: ["It can't be changed."]})
 
 
-def _size(text: str | None) -> int:
-    size = int(text or 50)
+def _parsed(query: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
+    """A query parameter, None when it isn't there."""
+    if name not in query:
+        return None
+    try:
+        return parse(query[name])
+    except ValueError:
+        raise exceptions.ValidationError({name: ["It can't be read."]}) from None
+
+
+def _size(query: Mapping[str, str]) -> int:
+    size = _parsed(query, "size", int)
+    if size is None:
+        return PAGE
     if not 1 <= size <= PAGE_MAX:
         raise exceptions.ValidationError({"size": [f"1 to {PAGE_MAX}."]})
     return size

@@ -20,11 +20,12 @@ class Facts:
 
     tiers: list[Tier]
     names: dict[str, str]
-    currencies: dict[str, str]
+    day: datetime
+    """Start of the UTC day."""
     verdicts: dict[Group, tuple[int, int]] = field(default_factory=dict)
     """(good, finished) of requests that ended in the window."""
     money: dict[Group, tuple[Decimal, str]] = field(default_factory=dict)
-    """(amount, currency) since the start of the UTC day."""
+    """(amount, currency) since `day`."""
 
 
 # Minutes that wait for their rollup are read from their rows, so that a request shows at once.
@@ -48,16 +49,14 @@ FROM metering_requestoutcome WHERE finished_at >= %(since)s GROUP BY tier, tenan
 
 def load(now: datetime, window: timedelta) -> Facts:
     """Raises django.db.DatabaseError when Postgres is away."""
-    tenants = list(Tenant.objects.values_list("slug", "name", "currency"))
     facts = Facts(
         tiers=list(Tier.objects.order_by("rank")),
-        names={slug: name for slug, name, _ in tenants},
-        currencies={slug: currency for slug, _, currency in tenants},
+        names=dict(Tenant.objects.values_list("slug", "name")),
+        day=now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0),
     )
-    day = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     with connection.cursor() as cursor:
         cursor.execute(_VERDICTS, {"since": now - window})
         facts.verdicts = {(tier, tenant): (good, total) for tier, tenant, good, total in cursor.fetchall()}
-        cursor.execute(_MONEY, {"day": day})
+        cursor.execute(_MONEY, {"day": facts.day})
         facts.money = {(tier, tenant): (money, currency) for tier, tenant, currency, money in cursor.fetchall()}
     return facts

@@ -71,6 +71,7 @@ class Live:
         return {
             "at_ms": now_ms,
             "window_s": WINDOW_S,
+            "money_since_ms": int(facts.day.timestamp() * 1000) if facts else None,
             "tiers": [_tier(view, tier) for tier in self._tiers],
             "engines": [_engine(beat, now_ms) for beat in waiting.engines],
             "events_lag_ms": self._window.lag_ms,

@@ -14,6 +14,7 @@ from tenants.audit import Actor
 from tenants.billing import selectors
 from tenants.billing.ledger import AccountKey, Line, Posting, ours, post, tenant_account
 from tenants.billing.models import LedgerAccount, LedgerTransaction, Price, PriceVersion
+from tenants.errors import Refused
 from tenants.models import Tenant
 
 __all__ = ["PUBLISH_LEAD", "announce_balance", "create_price", "publish", "top_up"]
@@ -43,7 +44,7 @@ def publish(
 ) -> PriceVersion:
     """Publish the next version; the open one ends where it begins. The first may begin in the past.
 
-    Raises ValueError for a later one that would begin sooner than PUBLISH_LEAD from now (I4).
+    Raises Refused for a later one that would begin sooner than PUBLISH_LEAD from now (I4).
     """
     Price.objects.select_for_update().get(pk=price.pk)
     soonest = timezone.now() + PUBLISH_LEAD
@@ -51,7 +52,7 @@ def publish(
     start = valid_from or (soonest if current else timezone.now())
     if current is not None:
         if start < soonest:
-            raise ValueError("a new version of a price in force can't begin now or in the past")
+            raise Refused("a new version of a price in force can't begin now or in the past")
         current.valid_to = start
         current.save(update_fields=["valid_to"])
     version = PriceVersion.objects.create(
@@ -71,9 +72,9 @@ def publish(
 
 @transaction.atomic
 def top_up(actor: Actor, tenant: Tenant, amount: Decimal, note: str) -> LedgerTransaction:
-    """Credit received from the tenant. Raises ValueError unless it is positive."""
+    """Credit received from the tenant. Raises Refused unless it is positive."""
     if amount <= 0:
-        raise ValueError("a top-up is positive")
+        raise Refused("a top-up is positive")
     account: AccountKey = tenant_account(tenant.slug, tenant.currency)
     lines = (Line(account, amount), Line(ours(LedgerAccount.Kind.CASH, tenant.currency), -amount))
     row = post(Posting(LedgerTransaction.Kind.TOP_UP, lines, note=note))

@@ -11,10 +11,11 @@ from django.test import Client
 from django.utils import timezone
 
 from tenants import keys, services
+from tenants.billing.models import Price, PriceVersion
 from tenants.billing.settle import settle
 from tenants.models import ApiKey, AuditEvent, Membership, Tenant, User
 from tenants.principals import load_principal
-from tests.billing.build import ACTOR, COST, RATES, final, price, request_id, tenant
+from tests.billing.build import ACTOR, COST, LONG_AGO, RATES, final, price, request_id, tenant
 
 pytestmark = pytest.mark.django_db
 Role = Membership.Role
@@ -184,6 +185,21 @@ def test_an_operator_makes_tenants_tiers_prices_and_top_ups(acme: Tenant) -> Non
 def test_nonsense_is_a_400_with_words(acme: Tenant, method: str, path: str, body: Any) -> None:
     answer = operator()(method, path, body)
     assert answer.status_code == 400 and answer.json()
+
+
+def test_a_version_that_would_overlap_is_a_conflict(acme: Tenant) -> None:
+    api = operator()
+    api("POST", "prices/", {"price_class": "tiny"})
+    start = timezone.now() + timedelta(days=1)
+    assert api("POST", "prices/tiny/versions/", {**RATES, "valid_from": start.isoformat()}).status_code == 201
+    PriceVersion.objects.create(
+        price=Price.objects.get(), number=9, valid_from=LONG_AGO, valid_to=start, published_at=start, **RATES
+    )
+    current = PriceVersion.objects.get(number=1)
+    current.valid_to = start + timedelta(days=1)
+    current.save()
+    answer = api("POST", "prices/tiny/versions/", {**RATES, "valid_from": start.isoformat()})
+    assert answer.status_code == 409 and "contradicts" in answer.json()["detail"]
 
 
 def test_usage_pages_follow_each_other_without_gap_or_overlap(acme: Tenant) -> None:

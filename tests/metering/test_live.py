@@ -126,9 +126,11 @@ def test_money_and_compliance_come_from_the_record_before_and_after_the_rollup(r
     for done in (False, True):
         if done:
             assert roll_up() >= 1
-        tiers, tenants = by_name(live.snapshot(now_ms()))
+        snapshot = live.snapshot(now_ms())
+        tiers, tenants = by_name(snapshot)
         assert tiers["interactive"]["money"] == tenants["interactive", "acme"]["money"] == f"{4 * COST:f}00000000"
         assert tiers["interactive"]["currency"] == "USD"
+        assert 0 <= snapshot["at_ms"] - snapshot["money_since_ms"] < 86_400_000
         assert tiers["interactive"]["compliance"] == 0.75
 
 
