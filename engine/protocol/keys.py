@@ -34,12 +34,28 @@ class Keys:
         return f"{self.prefix}depth:{pool}"
 
     def counters(self, pool: str) -> str:
-        """Hash: virtual token counters, field `tier:tenant`."""
+        """Hash: virtual token counters in thousandths, field `tier:tenant`."""
         return f"{self.prefix}vtc:{pool}"
 
     def deficits(self, pool: str) -> str:
-        """Hash: tier deficits in token cost."""
+        """Hash: tier deficits in thousandths of token cost."""
         return f"{self.prefix}deficit:{pool}"
+
+    def weights(self, pool: str) -> str:
+        """Hash: the tenants' weights in thousandths."""
+        return f"{self.prefix}weight:{pool}"
+
+    def active(self, pool: str, tier: str) -> str:
+        """Sorted set: the tier's tenants that have any open request, by counter."""
+        return f"{self.prefix}active:{pool}:{tier}"
+
+    def open_by_tier(self, pool: str) -> str:
+        """Hash: open requests by `tier:tenant`."""
+        return f"{self.prefix}open_by_tier:{pool}"
+
+    def running(self, pool: str) -> str:
+        """Hash: running requests by tier, and by `tier:tenant`."""
+        return f"{self.prefix}running:{pool}"
 
     def drain(self, pool: str) -> str:
         """Hash: moving average of the time between two pulls (`tier:gap`, ms) and the last one (`tier:last`)."""
