@@ -10,15 +10,16 @@ from typing import Generic, TypeVar
 from django.utils.safestring import SafeString
 
 from frontend.charts import meter, sparkline, target_bar
-from frontend.history import History
+from frontend.history import OUTAGE_IS_NEWS_MS, History
 from frontend.snapshot import EngineLine, Scope, Snapshot, TenantLine, TierLine, scoped
 from frontend.templatetags.figures import clock
 
-__all__ = ["STALE_S", "Board", "EngineRow", "Row", "TierGroup", "build"]
+__all__ = ["SHOWN_TENANTS", "STALE_S", "Board", "EngineRow", "Row", "TierGroup", "build"]
 
 STALE_S = 3.0
 """Older than this, a figure is shown as what it was, not as what it is."""
-ENGINE_LOST_NOTICE_S = 60.0
+SHOWN_TENANTS = 40
+"""Of one tier. The page is drawn and sent every second: a thousand tenants would be a megabyte each time."""
 Line = TypeVar("Line", TierLine, TenantLine)
 
 
@@ -41,6 +42,8 @@ class TierGroup:
     tier: TierLine
     total: Row[TierLine] | None
     tenants: tuple[Row[TenantLine], ...]
+    quieter: int
+    """Tenants left out because others are busier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ def _engine_notices(engines: Sequence[EngineRow], scope: Scope) -> list[str]:
         notices += [
             f"Engine {row.line.engine} has been silent since {clock(row.line.at_ms)} UTC."
             for row in engines
-            if row.silent and (row.line.pool not in ready or row.age_s < ENGINE_LOST_NOTICE_S)
+            if row.silent and (row.line.pool not in ready or row.age_s * 1000 < OUTAGE_IS_NEWS_MS)
         ]
     return notices
 
@@ -147,12 +150,22 @@ def _group(tier: TierLine, history: History, scope: Scope, now_ms: int) -> TierG
         spark = sparkline(history.tiers.get(tier.tier, ()), now_ms, tier.ttft_target_ms)
         total = _row(tier, tier, spark, sum(known) if known else None)
     rows = []
-    for line in tier.tenants:
+    for line in _busiest(tier.tenants):
         points = () if scope.staff else history.tenants.get((tier.tier, line.tenant), ())
         # A line per tenant would weigh more than the rest of the page; members have few tenants.
         spark = SafeString("") if scope.staff else sparkline(points, now_ms, tier.ttft_target_ms)
         rows.append(_row(tier, line, spark, line.requests))
-    return TierGroup(tier, total, tuple(rows))
+    return TierGroup(tier, total, tuple(rows), len(tier.tenants) - len(rows))
+
+
+def _busiest(lines: tuple[TenantLine, ...]) -> list[TenantLine]:
+    """At most `SHOWN_TENANTS`, in the snapshot's own order: rows must not jump about every second."""
+    ranked = sorted(
+        range(len(lines)),
+        key=lambda i: ((lines[i].queued or 0) + (lines[i].running or 0), lines[i].tokens_per_s or 0.0),
+        reverse=True,
+    )
+    return [lines[i] for i in sorted(ranked[:SHOWN_TENANTS])]
 
 
 def _row(tier: TierLine, line: Line, spark: SafeString, requests: int | None) -> Row[Line]:

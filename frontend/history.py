@@ -9,10 +9,11 @@ import msgspec
 
 from frontend.snapshot import EngineLine, Snapshot
 
-__all__ = ["History"]
+__all__ = ["OUTAGE_IS_NEWS_MS", "History"]
 
 POINTS = 60
 LOST_ENGINE_KEPT_MS = 10 * 60 * 1000
+OUTAGE_IS_NEWS_MS = 60 * 1000
 _ORDERLY = {"draining", "stopped"}
 """An engine last heard in one of these states left on purpose; its absence is no outage."""
 
@@ -44,13 +45,23 @@ class History:
         self.engines = {name: engine for name, engine in self.engines.items() if engine.at_ms >= oldest}
 
     def lost(self, snapshot: Snapshot) -> list[EngineLine]:
-        """Engines that were heard of, are in the snapshot no more and did not leave on purpose, with their age now."""
+        """Engines that were heard of, are in the snapshot no more and did not leave on purpose, with their age now.
+
+        One that a later engine of its pool replaced is shown only as long as its end is news.
+        """
         here = {engine.engine for engine in snapshot.engines}
-        return [
-            _aged(engine, snapshot.at_ms)
-            for name, engine in sorted(self.engines.items())
-            if name not in here and engine.state not in _ORDERLY
-        ]
+        starts = sorted((engine.started_ms, engine.pool) for engine in self.engines.values())
+        lost = []
+        for engine in sorted(self.engines.values(), key=lambda engine: (engine.at_ms, engine.engine)):
+            if engine.engine in here or engine.state in _ORDERLY:
+                continue
+            heir = next((start for start in starts if start[1] == engine.pool and start[0] >= engine.at_ms), None)
+            if heir is not None:
+                starts.remove(heir)
+                if snapshot.at_ms - engine.at_ms > OUTAGE_IS_NEWS_MS:
+                    continue
+            lost.append(_aged(engine, snapshot.at_ms))
+        return lost
 
 
 def _aged(engine: EngineLine, now_ms: int) -> EngineLine:

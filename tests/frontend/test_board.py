@@ -13,7 +13,7 @@ from django.template.loader import render_to_string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.board import Board, build
+from frontend.board import SHOWN_TENANTS, Board, build
 from frontend.charts import meter, sparkline, target_bar
 from frontend.history import History
 from frontend.snapshot import EVERYTHING, Scope, read
@@ -49,6 +49,17 @@ def test_tiers_come_best_first_and_money_is_summed_by_currency() -> None:
     page = board(sample.snapshot(tiers))
     assert [group.tier.tier for group in page.groups] == ["a", "b", "c"]
     assert page.summary["money"] == [("EUR", Decimal("0.1")), ("USD", Decimal("0.3"))]
+
+
+def test_of_very_many_tenants_the_busiest_are_shown_in_their_own_order() -> None:
+    names = [f"t{index:04}" for index in range(1000)]
+    lines = [sample.tenant(name, running=index % 250, tokens_per_s=float(index)) for index, name in enumerate(names)]
+    group = board(sample.snapshot([sample.tier("standard", 1, 5000, lines)])).groups[0]
+    busiest = {f"t{index:04}" for index in range(1000) if index % 250 >= 240}
+    assert [row.line.tenant for row in group.tenants] == sorted(busiest)
+    assert (len(busiest), group.quieter) == (SHOWN_TENANTS, 960)
+    assert group.total is not None
+    assert group.total.line.running == sum(index % 250 for index in range(1000))
 
 
 def test_a_member_gets_its_own_lines_and_nothing_made_of_others() -> None:
@@ -103,6 +114,27 @@ def test_an_engine_that_vanishes_is_missed_unless_it_left_on_purpose(state: str,
     assert [row.state for row in page.engines] == (["ready", "silent"] if missed else ["ready"])
     much_later = sample.snapshot(engines=[sample.engine("other", at_ms=at_ms + 900_000)], at_ms=at_ms + 900_000)
     assert len(board(much_later, history=history).engines) == 1
+
+
+def test_a_replaced_engine_is_forgotten_soon_and_a_missing_one_is_not() -> None:
+    """Three engines; two die, and one of those is started again under new names, twice."""
+    history = History()
+    t0 = 1_800_000_000_000
+
+    def page(after_s: int, *engines: tuple[str, int]) -> Board:
+        now_ms = t0 + after_s * 1000
+        beats = [sample.engine(name, at_ms=now_ms, started_ms=t0 + start * 1000, age_ms=0) for name, start in engines]
+        return board(sample.snapshot(engines=beats, at_ms=now_ms), history=history)
+
+    page(0, ("a", -9), ("b", -9), ("c", -9))
+    page(5, ("a", -9), ("b2", 4))
+    soon = page(20, ("a", -9), ("b3", 15))
+    assert {row.line.engine: row.state for row in soon.engines} == {
+        "a": "ready", "b3": "ready", "b": "silent", "b2": "silent", "c": "silent"
+    }  # fmt: skip
+    later = page(120, ("a", -9), ("b3", 15))
+    assert [row.state for row in later.engines] == ["ready", "ready", "silent"]
+    assert later.summary["engines"] == 3
 
 
 def test_names_from_the_wire_are_escaped() -> None:
