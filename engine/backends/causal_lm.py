@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from engine.models import ModelError, open_checkpoint
 from engine.models.architectures import build_decoder
 from engine.protocol.messages import ModelCard
 from engine.runner import Runner
+from engine.runner.grammar import Grammars
 from engine.runner.memory import KVMemory
 from engine.runner.sampler import Sampler
 from engine.scheduler.step import StepOutcome, StepPlan
@@ -71,8 +73,9 @@ class CausalLM:
         if device_blocks < 1:
             raise ModelError(f"{path}: a KV memory of {kv_memory_bytes} bytes holds no block of {block_bytes}")
         memory = KVMemory(device_blocks, host_blocks, config.layers, shape, block_size, _DTYPES[dtype])
-        runner = Runner(decoder, memory, Sampler(checkpoint.text.eos_ids), -(-context // block_size))
-        capabilities = ("completion", "logprobs", *(("chat",) if checkpoint.text.chat_template else ()))
+        capabilities: tuple[str, ...] = ("completion", "logprobs", "grammar")
+        if checkpoint.text.chat_template:
+            capabilities += ("chat", "tools")
         card = model_card(
             checkpoint,
             name=model or Path(path).stem.lower(),
@@ -80,6 +83,7 @@ class CausalLM:
             capabilities=capabilities,
             price_class=price_class,
         )
+        runner = Runner(decoder, memory, Sampler(checkpoint.text.eos_ids), Grammars(card), -(-context // block_size))
         capacity = Capacity(
             block_size=block_size,
             device_blocks=device_blocks,
@@ -104,7 +108,12 @@ class CausalLM:
     def fingerprint(self) -> str:
         return self._fingerprint
 
+    def prepare(self, constraint: str, done: Callable[[str], None]) -> bool:
+        return self._live().grammars.prepare(constraint, done)
+
     def close(self) -> None:
+        if self._runner is not None:
+            self._runner.grammars.close()
         self._runner = None
 
     def _live(self) -> Runner:

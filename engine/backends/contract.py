@@ -6,13 +6,14 @@ hold for each of them with no branch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.protocol.messages import ModelCard, Sampling
 from engine.scheduler.step import StepOutcome, StepPlan
 
-__all__ = ["Backend", "Capacity", "Logprob", "SequenceInput", "TokenInfo"]
+__all__ = ["Backend", "Capacity", "Constraining", "Logprob", "SequenceInput", "TokenInfo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +95,16 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free what the backend holds."""
+        ...
+
+
+@runtime_checkable
+class Constraining(Protocol):
+    """A backend that can hold its answers to a constraint (`Sampling.grammar`); its card says "grammar"."""
+
+    def prepare(self, constraint: str, done: Callable[[str], None]) -> bool:
+        """Get ready for sequences under this constraint, before `add`. True: it is ready.
+
+        Else `done` is called once, from another thread: with "" when it is ready, or with the reason why it never is.
+        """
         ...

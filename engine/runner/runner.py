@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.backends.contract import Extras, SequenceInput, TokenInfo
 from engine.models.architectures import Decoder
 from engine.runner.batch import PackedStep, SampleRow, pack
+from engine.runner.grammar import Grammars, Masks
 from engine.runner.memory import KVMemory
 from engine.runner.sampler import Sampler, token_infos
 from engine.runner.sequences import Sequences, SequenceState
@@ -21,10 +22,13 @@ __all__ = ["Runner"]
 class Runner:
     """The order of a step is the plan's: drops, parks, restores, starts, extends, copies, then the slices."""
 
-    def __init__(self, model: Decoder, memory: KVMemory, sampler: Sampler, max_blocks_per_sequence: int) -> None:
+    def __init__(
+        self, model: Decoder, memory: KVMemory, sampler: Sampler, grammars: Grammars, max_blocks_per_sequence: int
+    ) -> None:
         self._model = model
         self._memory = memory
         self._sampler = sampler
+        self.grammars = grammars
         self._sequences = Sequences(max_blocks_per_sequence)
         self._extras = Extras()
 
@@ -45,6 +49,7 @@ class Runner:
         sequences, memory = self._sequences, self._memory
         for drop in plan.drops:
             sequences.drop(drop.sequence)
+            self.grammars.drop(drop.sequence)
         for park in plan.parks:
             memory.park(park.device, park.host)
             sequences[park.sequence].set_blocks(())
@@ -62,13 +67,15 @@ class Runner:
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[tuple[Sample, ...], tuple[tuple[int, str], ...]]:
         step = pack(plan.slices, self._sequences, self._memory.store.block_size)
+        pending = self.grammars.start(step.samples)
         logits_RV = self._model.forward(step.tokens, step.batch, self._memory.store, step.logit_rows)
         if logits_RV is None:
             return (), ()
         count = len(step.samples)
         self._echo(step, logits_RV[count:])
-        tokens, sound = self._sampler.sample(logits_RV[:count], step.samples)
-        faults = {row.state.source.sequence for row, ok in zip(step.samples, sound, strict=True) if not ok}
+        masks = pending.result() if pending is not None else None
+        tokens, sound = self._sampler.sample(logits_RV[:count], step.samples, masks)
+        faults = _faults(step.samples, sound, masks)
         accepted = _accepted(step.samples, tokens)
         self._report(logits_RV, step.samples, tokens, accepted)
         samples: dict[int, list[int]] = {}
@@ -82,7 +89,7 @@ class Runner:
                 states[number].append(new)
         return (
             tuple(Sample(number, tuple(new)) for number, new in samples.items() if number not in faults),
-            tuple((number, "the model's output is not a number") for number in sorted(faults)),
+            tuple(sorted(faults.items())),
         )
 
     def _echo(self, step: PackedStep, logits_RV: Tensor) -> None:
@@ -108,6 +115,18 @@ class Runner:
     def _add_infos(self, state: SequenceState, infos: list[TokenInfo]) -> None:
         known = self._extras.logprobs.get(state.source.sequence, ())
         self._extras.logprobs[state.source.sequence] = (*known, *infos)
+
+
+def _faults(rows: tuple[SampleRow, ...], sound: list[bool], masks: Masks | None) -> dict[int, str]:
+    """Sequences that can't go on, and why."""
+    faults = {
+        row.state.source.sequence: "the model's output is not a number"
+        for row, ok in zip(rows, sound, strict=True)
+        if not ok
+    }
+    if masks is not None:
+        faults |= {rows[r].state.source.sequence: reason for r, reason in masks.faults.items()}
+    return faults
 
 
 def _accepted(rows: tuple[SampleRow, ...], tokens: list[int]) -> list[int]:

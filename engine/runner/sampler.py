@@ -1,9 +1,9 @@
 """Logits to tokens, all rows at once.
 
-Order of operations: bias, then penalties, then forbidden end tokens (min_tokens); temperature 0 takes the largest
-logit (the lowest id of equals). Otherwise divide by temperature, keep the ids that pass min_p, top_k and top_p (in that
-order, each over what the one before left), and draw by inverse cumulative distribution in order of token id.
-Log-probabilities reported are those of the model, before any of this.
+Order of operations: bias, then penalties, then forbidden end tokens (min_tokens), then what the row's grammar forbids;
+temperature 0 takes the largest logit (the lowest id of equals). Otherwise divide by temperature, keep the ids that pass
+min_p, top_k and top_p (in that order, each over what the one before left), and draw by inverse cumulative distribution
+in order of token id. Log-probabilities reported are those of the model, before any of this.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.backends.contract import Logprob, TokenInfo
 from engine.protocol.messages import Sampling
 from engine.runner.batch import SampleRow
+from engine.runner.grammar import Masks
 from engine.runner.random import PURPOSE_TOKEN, uniforms
 
 __all__ = ["Sampler", "token_infos"]
@@ -32,9 +33,13 @@ class Sampler:
     def __init__(self, ends: Sequence[int]) -> None:
         self._ends = tuple(ends)
 
-    def sample(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[bool]]:
+    def sample(
+        self, logits_RV: Tensor, rows: Sequence[SampleRow], masks: Masks | None = None
+    ) -> tuple[list[int], list[bool]]:
         """(tokens, sound): a row with a logit that is not a number or all of them -inf is not sound, its token is 0."""
         logits_RV = self._adjusted(logits_RV, rows)
+        if masks is not None:
+            logits_RV = masks.apply(logits_RV)
         best_R = logits_RV.max(dim=-1)
         sound = torch.isfinite(best_R.values).tolist()
         tokens: list[int] = best_R.indices.tolist()

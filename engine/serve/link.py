@@ -24,6 +24,7 @@ __all__ = [
     "Item",
     "Link",
     "Parcel",
+    "Prepared",
     "Refused",
     "connect",
 ]
@@ -63,13 +64,21 @@ class DrainOrdered:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a request had to wait for is there, or never will be: then `reason` says why."""
+
+    request: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The pool won't have this engine; the sentence says why."""
 
     sentence: str
 
 
-Item = Arrived | Cancelled | Abandoned | Broken | DrainOrdered | Refused | None
+Item = Arrived | Cancelled | Prepared | Abandoned | Broken | DrainOrdered | Refused | None
 Inbox = SimpleQueue[Item]
 """`None` only wakes the loop."""
 

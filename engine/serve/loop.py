@@ -10,7 +10,7 @@ from engine.backends.contract import Backend
 from engine.protocol.messages import Heartbeat
 from engine.scheduler import Scheduler
 from engine.scheduler.contract import Accounts, Room
-from engine.serve.link import Abandoned, Arrived, Broken, Cancelled, DrainOrdered, Item, Link, Refused
+from engine.serve.link import Abandoned, Arrived, Broken, Cancelled, DrainOrdered, Item, Link, Prepared, Refused
 from engine.serve.log import Log
 from engine.serve.meter import Meter
 from engine.serve.roster import Roster
@@ -49,7 +49,7 @@ class StepLoop:
         drain_s: float,
     ) -> None:
         self.backend, self.scheduler, self.link, self.sender, self.log = backend, scheduler, link, sender, log
-        self.roster = Roster(backend, scheduler, tokenizer, engine, wall_ms)
+        self.roster = Roster(backend, scheduler, tokenizer, engine, wall_ms, self._prepared)
         self.meter = Meter()
         self.draining = False
         self._drain_until: float | None = None
@@ -94,10 +94,16 @@ class StepLoop:
             pass
         self._hand_over()
 
+    def _prepared(self, request: str, reason: str) -> None:
+        """Called from any thread."""
+        self.link.inbox.put(Prepared(request, reason))
+
     def _handle(self, item: Item, now: float) -> None:
         match item:
             case Arrived():
                 self.roster.admit(item, now)
+            case Prepared(request, reason):
+                self.roster.prepared(request, reason, now)
             case Cancelled(request, reason):
                 if self.roster.cancel(request, reason, now):
                     self.log.debug("cancelled", request=request, reason=reason)
@@ -201,7 +207,10 @@ class StepLoop:
             link.nudge.set()
 
     def _credit(self, rooms: Mapping[int, Room]) -> dict[str, int]:
-        """Slots by tier name. What a tier could evict is offered one step later, so that idle engines pull first."""
+        """Slots by tier name, and under "+" the rows kept for tenants that run little.
+
+        What a tier could evict is offered one step later, so that idle engines pull first.
+        """
         credit: dict[str, int] = {}
         evictable: dict[int, int] = {}
         for rank, room in rooms.items():
@@ -213,6 +222,8 @@ class StepLoop:
             slots += min(evictable[rank], self._evictable.get(rank, 0))
             if slots > 0:
                 credit[name] = slots
+            if room.express_slots > 0:
+                credit["+"] = room.express_slots
         self._evictable = evictable
         return credit
 

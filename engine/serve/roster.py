@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from engine.backends.contract import Backend, Extras
+from engine.backends.contract import Backend, Constraining, Extras
 from engine.protocol.events import Event, Kind
 from engine.protocol.messages import Delta, TokenLogprob, encode
 from engine.scheduler.contract import Advance, Scheduling
@@ -21,15 +22,23 @@ class Roster:
     """Keeps requests and sequences together. What is to be said collects in `parcel` until it is taken."""
 
     def __init__(
-        self, backend: Backend, scheduler: Scheduling, tokenizer: Tokenizer, engine: str, wall_ms: Callable[[], int]
+        self,
+        backend: Backend,
+        scheduler: Scheduling,
+        tokenizer: Tokenizer,
+        engine: str,
+        wall_ms: Callable[[], int],
+        tell_prepared: Callable[[str, str], None],
     ) -> None:
         self.backend, self.scheduler, self.tokenizer = backend, scheduler, tokenizer
-        self.engine, self.wall_ms = engine, wall_ms
+        self.engine, self.wall_ms, self.tell_prepared = engine, wall_ms, tell_prepared
         self.requests: dict[str, Active] = {}
         self.sequences: dict[int, tuple[Active, Choice]] = {}
         self.parcel = Parcel()
         self.made: dict[str, int] = {}
         """Output tokens ever sent, by `tier:tenant`."""
+        self._unready: set[str] = set()
+        """Requests whose constraint is still being compiled: they have no sequences yet."""
         self._next_sequence = 0
         self._next_group = 0
 
@@ -61,6 +70,29 @@ class Roster:
             self.fail(active, "error", "unsupported", f"this engine does not serve {work.kind} requests", now)
         elif 0 < work.expires_ms <= self.wall_ms():
             self.fail(active, "expired", "queue_timeout", "not started before its deadline", now)
+        else:
+            self._prepare(active, now)
+
+    def _prepare(self, active: Active, now: float) -> None:
+        """Submit, at once or when the request's constraint is compiled: no step waits for that."""
+        request, grammar = active.work.request, active.work.sampling.grammar
+        if not grammar:
+            self._submit(active, now)
+        elif not isinstance(self.backend, Constraining):
+            self.fail(active, "error", "unsupported", "this engine can't constrain its answers", now)
+        elif self.backend.prepare(grammar, partial(self.tell_prepared, request)):
+            self._submit(active, now)
+        else:
+            self._unready.add(request)
+
+    def prepared(self, request: str, reason: str, now: float) -> None:
+        """The constraint of a request is compiled, or can't be. The request may be gone by now."""
+        if request not in self._unready:
+            return
+        self._unready.discard(request)
+        active = self.requests[request]
+        if reason:
+            self.fail(active, "error", "invalid_grammar", reason, now)
         else:
             self._submit(active, now)
 
@@ -202,6 +234,7 @@ class Roster:
         """Stop a request that belongs to somebody else by now: no delta, no Final."""
         self._stop_sequences(active, now)
         del self.requests[active.work.request]
+        self._unready.discard(active.work.request)
 
     def _end(self, active: Active, reason: str, code: str, detail: str, delta: Delta, now: float) -> None:
         self._stop_sequences(active, now)
@@ -218,6 +251,7 @@ class Roster:
     def _leave(self, active: Active, now: float) -> None:
         work = active.work
         del self.requests[work.request]
+        self._unready.discard(work.request)
         final = active.final(self.engine, self.wall_ms())
         if final.completion_tokens:
             self._event(active, Kind.LAST_TOKEN, now, tokens=final.completion_tokens)

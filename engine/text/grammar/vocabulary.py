@@ -39,7 +39,7 @@ class Vocabulary:
         self.library = LLTokenizer(TokenizerWrapper(_Tokens(tokenizer)), self.size, list(self.ends))
 
     def compile(self, constraint: str) -> Grammar:
-        """From `Sampling.grammar`, at its beginning. Raises `ConstraintError`. Bounded by `_LIMITS`; see also `Trial`."""
+        """From `Sampling.grammar`, at its beginning. Bounded by `_LIMITS`. Raises `ConstraintError`."""
         matcher = LLMatcher(self.library, library_grammar(parse(constraint)), limits=_LIMITS, log_level=0)
         if matcher.is_error():
             raise ConstraintError(_sentence(matcher.get_error()))
@@ -57,7 +57,7 @@ class Grammar:
         return Grammar(self._vocabulary, self._matcher.deep_copy())
 
     def push(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these. Raises `ConstraintError` when it may not, or when the grammar got too complex."""
+        """The text goes on with these. Raises `ConstraintError` when it may not, or the grammar got too complex."""
         if not self._matcher.consume_tokens(list(tokens)):
             raise ConstraintError(_sentence(self._matcher.get_error()))
 
