@@ -116,8 +116,10 @@ class Link:
     """Requests pulled whose Final was not accepted yet."""
     quiet: threading.Event = field(default_factory=threading.Event)
     """Set: renew the lease and read orders, but take no more work."""
+    spare: bool = False
+    """There is free room (credit may also be what could be evicted)."""
     hungry: bool = False
-    """There is credit, so the pool's wake list may be listened to."""
+    """The listener has seen the free room, so the pool's wake list wakes this engine."""
 
 
 def connect(url: str, timeout_s: float = 5.0) -> Redis:

@@ -198,11 +198,12 @@ class StepLoop:
             rooms = self.scheduler.room(time.monotonic())
             link.tokens = max((room.tokens + room.evictable_tokens for room in rooms.values()), default=0)
             link.credit = self._credit(rooms)
-            hungry = bool(link.credit)
+            link.spare = any(room.slots > 0 and room.tokens > 0 for room in rooms.values())
+            offered = bool(link.credit)
         finally:
             link.lock.release()
         now = time.monotonic()
-        if hungry and not idle and now - self._nudged_at >= _NUDGE_S:
+        if offered and not idle and now - self._nudged_at >= _NUDGE_S:
             self._nudged_at = now
             link.nudge.set()
 

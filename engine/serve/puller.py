@@ -82,7 +82,7 @@ class Puller(threading.Thread):
     def _turn(self) -> None:
         if not self.registered.is_set() and not self._register():
             return
-        self.link.nudge.wait(_RENEW_S if not self.link.credit or self.link.hungry else _SETTLING_S)
+        self.link.nudge.wait(_SETTLING_S if self.link.spare and not self.link.hungry else _RENEW_S)
         self.link.nudge.clear()
         if self.stopped.is_set():
             return
@@ -228,8 +228,8 @@ class Puller(threading.Thread):
 
 
 class Listener(threading.Thread):
-    """Sleeps on the wake lists. A pool's list is only listened to while there is credit: its tokens wake one engine
-    each, and a full engine must not swallow the one meant for an idle one."""
+    """Sleeps on the wake lists. A pool's list is only listened to while there is free room: its tokens wake one engine
+    each, and a full engine must not swallow the one meant for an idle one. (It pulls at every step anyway.)"""
 
     def __init__(self, redis: Redis, keys: Keys, engine: str, pool: str, link: Link) -> None:
         super().__init__(name="listener", daemon=True)
@@ -239,7 +239,7 @@ class Listener(threading.Thread):
 
     def run(self) -> None:
         while not self.stopped.is_set():
-            self.link.hungry = bool(self.link.credit)
+            self.link.hungry = self.link.spare and bool(self.link.credit)
             keys = [self.own, self.shared] if self.link.hungry else [self.own]
             try:
                 if self.redis.blpop(keys, timeout=_LISTEN_S):

@@ -130,6 +130,21 @@ def test_two_engines_share_a_pool(start: StartEngine, gateway: Gateway) -> None:
     assert sorted(engines) == ["e1"] * 4 + ["e2"] * 4, "a full engine must leave work to the idle one"
 
 
+def test_a_better_tier_takes_the_only_row_and_gives_it_back(start: StartEngine, gateway: Gateway) -> None:
+    start(simulate="decode_tps=50,prefill_tps=0,rows=1")
+    gateway.send("low", tier="batch", max_tokens=80)
+    gateway.read(lambda: len(gateway.answers["low"].tokens()) > 20)
+    gateway.send("high", tier="interactive", max_tokens=5)
+    gateway.finish("high")
+    assert not gateway.answers["low"].done
+    gateway.finish("low")
+    assert len(gateway.answers["low"].tokens()) == 80, "nothing lost, nothing twice"
+    final = gateway.final("low")
+    assert final.timeline.parks == 1 and final.timeline.parked_s > 0
+    assert final.wasted_tokens > 0, "it has no host memory, so it was computed again"
+    assert gateway.final("high").wasted_tokens == 0
+
+
 def test_an_idle_engine_starts_at_once(ready: Gateway) -> None:
     waits: list[float] = []
     for i in range(5):
