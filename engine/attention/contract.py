@@ -27,7 +27,8 @@ class HeadShape:
 class KVStore:
     """Keys and values of all layers, block-major: one block is one contiguous run of bytes.
 
-    `data[block, layer, 0 key | 1 value, kv_head, offset in block, head_dim]`. Keys are stored rotated.
+    `data[block, layer, 0 key | 1 value, kv_head, offset in block, head_dim]`. Keys are stored rotated. A kernel set may
+    arrange the numbers of one (block, layer, key, head) otherwise; everybody else moves whole blocks or asks `read`.
     """
 
     def __init__(
@@ -93,4 +94,8 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         """[T, F/2]: silu(first half) times second half."""
+        ...
+
+    def read(self, store: KVStore, blocks_N: Tensor) -> Tensor:
+        """[N · block size, layers, 2, kv_heads, head_dim]: what these blocks hold, by token, for comparison."""
         ...

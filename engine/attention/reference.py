@@ -57,6 +57,9 @@ class ReferenceKernels:
         gate, up = gate_up_TF.chunk(2, dim=-1)
         return (torch.nn.functional.silu(gate.float()) * up.float()).to(self._dtype)
 
+    def read(self, store: KVStore, blocks_N: Tensor) -> Tensor:
+        return store.data[blocks_N].movedim(4, 1).flatten(0, 1)
+
 
 def _attend(q_TD: Tensor, k_HCd: Tensor, v_HCd: Tensor, head_dim: int) -> Tensor:
     """One sequence: its last T tokens attend causally to a context of C; H key/value heads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,12 +30,16 @@ _GIB = 1 << 30
 class CausalLM:
     """A model, its KV memory and a runner, behind the backend contract. Make one with `load`."""
 
-    def __init__(self, runner: Runner, card: ModelCard, capacity: Capacity, dtype: str, fingerprint: str) -> None:
+    def __init__(
+        self, runner: Runner, card: ModelCard, capacity: Capacity, *, dtype: str, threads: int, fingerprint: str
+    ) -> None:
         self.card = card
         self.capacity = capacity
         self.dtype = dtype
+        self.threads = threads
         self._runner: Runner | None = runner
         self._fingerprint = fingerprint
+        self._thread = 0
 
     @classmethod
     def load(
@@ -65,9 +70,12 @@ class CausalLM:
             raise ValueError(f"unknown dtype {dtype!r}: auto, fp32 or bf16")
         config = checkpoint.config
         context = min(context_length or config.context_length, config.context_length)
-        kernel_set = choose_kernels(kernels, _DTYPES[dtype])
-        decoder = build_decoder(checkpoint, kernel_set, _DTYPES[dtype], context)
         shape = HeadShape(config.heads, config.kv_heads, config.head_dim)
+        widths = (config.hidden, config.intermediate)
+        kernel_set = choose_kernels(
+            kernels, _DTYPES[dtype], shape, block_size=block_size, widths=widths, threads=threads
+        )
+        decoder = build_decoder(checkpoint, kernel_set, _DTYPES[dtype], context)
         block_bytes = KVStore.block_bytes(config.layers, shape, block_size, _DTYPES[dtype])
         device_blocks, host_blocks = kv_memory_bytes // block_bytes, host_memory_bytes // block_bytes
         if device_blocks < 1:
@@ -94,12 +102,16 @@ class CausalLM:
             block_bytes=block_bytes,
         )
         identity = f"{checkpoint.content_hash()} {dtype} {kernel_set.name} {block_size}"
-        return cls(runner, card, capacity, dtype, hashlib.sha256(identity.encode()).hexdigest()[:32])
+        fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:32]
+        return cls(runner, card, capacity, dtype=dtype, threads=threads, fingerprint=fingerprint)
 
     def add(self, sequence: SequenceInput) -> None:
         self._live().add(sequence)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
+        if self._thread != threading.get_ident():  # OpenMP keeps its number of threads for each calling thread
+            torch.set_num_threads(self.threads)
+            self._thread = threading.get_ident()
         return self._live().execute(plan)
 
     def extras(self) -> Extras:

@@ -93,9 +93,13 @@ def forward(
     return logits
 
 
-@pytest.fixture(scope="module", params=["reference", "auto"])
+@pytest.fixture(scope="module", params=["reference", "cpu"])
 def model(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Decoder:
-    return build_decoder(checkpoint, choose_kernels(request.param, torch.float32), torch.float32, 2048)
+    config = checkpoint.config
+    shape = HeadShape(config.heads, config.kv_heads, config.head_dim)
+    widths = (config.hidden, config.intermediate)
+    kernels = choose_kernels(request.param, torch.float32, shape, block_size=BLOCK, widths=widths, threads=1)
+    return build_decoder(checkpoint, kernels, torch.float32, 2048)
 
 
 def test_each_prompt_alone(model: Decoder, prompts: list[list[int]], expected: list[torch.Tensor]) -> None:

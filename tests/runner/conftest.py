@@ -18,7 +18,7 @@ def load(model_file: Path) -> Callable[..., CausalLM]:
     return load
 
 
-@pytest.fixture(scope="session", params=["reference", "auto"])
+@pytest.fixture(scope="session", params=["reference", "cpu"])
 def backend(load: Callable[..., CausalLM], request: pytest.FixtureRequest) -> CausalLM:
     """The real model in fp32, with each kernel set."""
     return load(kernels=request.param, host_memory_bytes=200 << 20)

@@ -50,9 +50,10 @@ def kept_bytes(
 ) -> list[tuple[list[int], bytes]]:
     """Of each sequence: its output, and the KV bytes of all computed tokens, read from wherever they lie at the end."""
     live = driver.run(ids, how, seed=3)
-    data = backend._live()._memory.store.data
+    runner = backend._live()
+    read, store = runner._model._kernels.read, runner._memory.store
     result = []
     for one in live:
-        kv = data[torch.tensor(one.blocks)].movedim(4, 1).flatten(0, 1)[: one.computed]  # [token, layer, k|v, head, d]
+        kv = read(store, torch.tensor(one.blocks))[: one.computed]
         result.append((one.output, kv.contiguous().numpy().tobytes()))
     return result

@@ -1,0 +1,302 @@
+// The operations of engine/attention/contract.py for a CPU, in float or bfloat16, accumulating in float.
+//
+// Vectors of 16 floats are a compiler extension (GCC, Clang): one register with AVX-512, two with AVX2, four with SSE or
+// NEON. Inside a block keys lie transposed, [head_dim][block_size], so that 16 keys are 16 lanes and a score needs no
+// horizontal sum. Every query's numbers are summed in an order that depends on its own context alone: batch-mates,
+// chunk size and threads change no bit.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr int KEYS = 128;        // keys per round of the online softmax; a multiple of LANES
+constexpr int MICRO = 8;         // queries whose accumulators live in registers together
+constexpr int TILE = 24;         // queries that share one pass over the keys
+constexpr int MAX_HEAD = 256;
+constexpr long SERIAL = 1 << 14; // elements below which waking threads costs more than it saves
+
+typedef float vf __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+struct bf16 { uint16_t bits; };
+
+inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
+inline vf load(const bf16* p) {
+    vh h;
+    std::memcpy(&h, p, sizeof h);
+    vu u = __builtin_convertvector(h, vu) << 16;
+    vf v;
+    std::memcpy(&v, &u, sizeof v);
+    return v;
+}
+inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+inline void store(bf16* p, vf v) {  // to nearest, ties to even
+    vu u;
+    std::memcpy(&u, &v, sizeof u);
+    u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    vh h = __builtin_convertvector(u, vh);
+    std::memcpy(p, &h, sizeof h);
+}
+inline float load1(const float* p) { return *p; }
+inline float load1(const bf16* p) { uint32_t u = uint32_t(p->bits) << 16; float f; std::memcpy(&f, &u, 4); return f; }
+inline void store1(float* p, float f) { *p = f; }
+inline void store1(bf16* p, float f) {
+    uint32_t u;
+    std::memcpy(&u, &f, 4);
+    p->bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+inline vf splat(float x) { return x - vf{}; }
+inline float sum(vf v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
+inline float largest(vf v) { float m = v[0]; for (int i = 1; i < LANES; i++) m = std::max(m, v[i]); return m; }
+
+// exp for x <= 88 with a relative error near 1e-7 (Cephes' polynomial); 0 below -87.
+inline vf exponential(vf x) {
+    const vf low = splat(-87.0f);
+    const vi under = x < low;
+    x = under ? low : x;
+    vf t = x * 1.44269504088896341f;
+    vi n = __builtin_convertvector(t + (t < 0 ? splat(-0.5f) : splat(0.5f)), vi);
+    vf nf = __builtin_convertvector(n, vf);
+    vf r = (x - nf * 0.693359375f) - nf * -2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi e = (n + 127) << 23;
+    vf scale;
+    std::memcpy(&scale, &e, sizeof scale);
+    return under ? vf{} : p * scale;
+}
+
+template <class T>
+void add_rms_norm(float* residual, const T* delta, const float* weight, T* out, long rows, long width, float eps,
+                  int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > SERIAL)
+    for (long r = 0; r < rows; r++) {
+        float* x = residual + r * width;
+        vf squares{};
+        for (long i = 0; i < width; i += LANES) {
+            vf v = load(x + i);
+            if (delta) {
+                v += load(delta + r * width + i);
+                store(x + i, v);
+            }
+            squares += v * v;
+        }
+        const float scale = 1.0f / std::sqrt(sum(squares) / width + eps);
+        for (long i = 0; i < width; i += LANES) store(out + r * width + i, load(x + i) * scale * load(weight + i));
+    }
+}
+
+template <class T>
+void silu_mul(const T* gate_up, T* out, long rows, long width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > SERIAL)
+    for (long r = 0; r < rows; r++) {
+        const T *gate = gate_up + r * 2 * width, *up = gate + width;
+        for (long i = 0; i < width; i += LANES) {
+            vf g = load(gate + i);
+            g = g / (1.0f + exponential(-(g < -80.0f ? splat(-80.0f) : g)));
+            store(out + r * width + i, g * load(up + i));
+        }
+    }
+}
+
+// Where one layer of one kv head of a block lies.
+struct Layout {
+    long heads, kv_heads, dim, block_size, block_stride, layer_offset;
+    long width() const { return (heads + 2 * kv_heads) * dim; }
+    long keys(long block, long head) const { return block * block_stride + layer_offset + head * block_size * dim; }
+    long values(long block, long head) const { return keys(block, head) + kv_heads * block_size * dim; }
+};
+
+template <class T>
+void rotate_and_store(T* qkv, const float* rotary, const int32_t* positions, const int64_t* slots, T* data, Layout at,
+                      long tokens, int threads) {
+    const long half = at.dim / 2, rotated = at.heads + at.kv_heads;
+#pragma omp parallel for num_threads(threads) if (tokens * at.width() > SERIAL)
+    for (long t = 0; t < tokens; t++) {
+        const float *cosine = rotary + positions[t] * at.dim, *sine = cosine + half;
+        const long block = slots[t] / at.block_size, offset = slots[t] % at.block_size;
+        T* row = qkv + t * at.width();
+        for (long h = 0; h < rotated; h++) {
+            T *first = row + h * at.dim, *second = first + half;
+            for (long i = 0; i < half; i++) {
+                const float a = load1(first + i), b = load1(second + i);
+                store1(first + i, a * cosine[i] - b * sine[i]);
+                store1(second + i, b * cosine[i] + a * sine[i]);
+            }
+        }
+        for (long h = 0; h < at.kv_heads; h++) {
+            const T* key = row + (at.heads + h) * at.dim;
+            T* column = data + at.keys(block, h) + offset;
+            for (long i = 0; i < at.dim; i++) column[i * at.block_size] = key[i];
+            std::memcpy(data + at.values(block, h) + offset * at.dim, row + (rotated + h) * at.dim, at.dim * sizeof(T));
+        }
+    }
+}
+
+// A run of queries of one sequence and one kv head, and its running softmax.
+struct Queries {
+    alignas(64) float q[TILE * MAX_HEAD];    // scaled by 1/sqrt(dim)
+    alignas(64) float out[TILE * MAX_HEAD];
+    float top[TILE], mass[TILE];
+    long limit[TILE];                        // keys that a query may see
+};
+
+template <int M, class T>
+inline void scores16(const float* q, const T* keys, long dim, long stride, float* s) {
+    vf acc[M] = {};
+    for (long d = 0; d < dim; d++) {
+        const vf k = load(keys + d * stride);
+        for (int m = 0; m < M; m++) acc[m] += q[m * dim + d] * k;
+    }
+    for (int m = 0; m < M; m++) store(s + m * KEYS, acc[m]);
+}
+
+template <int M, class T>
+void round_of(Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head, long begin,
+              long end) {
+    alignas(64) float s[M * KEYS];
+    const float* q = tile.q + first * at.dim;
+    for (long k = begin; k < end; k += LANES)
+        scores16<M>(q, data + at.keys(table[k / at.block_size], head) + k % at.block_size, at.dim, at.block_size,
+                    s + (k - begin));
+    const long groups = (end - begin + LANES - 1) / LANES;
+    const vf lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int m = 0; m < M; m++) {
+        const float seen = float(tile.limit[first + m] - begin);
+        vf peak = splat(-INFINITY);
+        for (long g = 0; g < groups; g++) {
+            vf v = load(s + m * KEYS + g * LANES);
+            v = lane + float(g * LANES) < seen ? v : splat(-INFINITY);
+            peak = v > peak ? v : peak;
+            store(s + m * KEYS + g * LANES, v);
+        }
+        const float before = tile.top[first + m], now = std::max(before, largest(peak));
+        vf total{};
+        for (long g = 0; g < groups; g++) {
+            vf p = exponential(load(s + m * KEYS + g * LANES) - now);
+            total += p;
+            store(s + m * KEYS + g * LANES, p);
+        }
+        const float shrink = before == now ? 1.0f : std::exp(before - now);
+        tile.mass[first + m] = tile.mass[first + m] * shrink + sum(total);
+        tile.top[first + m] = now;
+        float* out = tile.out + (first + m) * at.dim;
+        if (shrink != 1.0f)
+            for (long d = 0; d < at.dim; d += LANES) store(out + d, load(out + d) * shrink);
+    }
+    for (long d = 0; d < at.dim; d += LANES) {
+        vf acc[M];
+        for (int m = 0; m < M; m++) acc[m] = load(tile.out + (first + m) * at.dim + d);
+        for (long k = begin; k < end;) {
+            const T* v = data + at.values(table[k / at.block_size], head) + (k % at.block_size) * at.dim + d;
+            const long stop = std::min(end, k + at.block_size - k % at.block_size);
+            for (; k < stop; k++, v += at.dim) {
+                const vf value = load(v);
+                for (int m = 0; m < M; m++) acc[m] += s[m * KEYS + (k - begin)] * value;
+            }
+        }
+        for (int m = 0; m < M; m++) store(tile.out + (first + m) * at.dim + d, acc[m]);
+    }
+}
+
+template <class T>
+void round_of_any(int count, Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head,
+                  long begin, long end) {
+    switch (count) {
+        case 1: return round_of<1>(tile, first, data, at, table, head, begin, end);
+        case 2: return round_of<2>(tile, first, data, at, table, head, begin, end);
+        case 3: return round_of<3>(tile, first, data, at, table, head, begin, end);
+        case 4: return round_of<4>(tile, first, data, at, table, head, begin, end);
+        case 5: return round_of<5>(tile, first, data, at, table, head, begin, end);
+        case 6: return round_of<6>(tile, first, data, at, table, head, begin, end);
+        case 7: return round_of<7>(tile, first, data, at, table, head, begin, end);
+        default: return round_of<8>(tile, first, data, at, table, head, begin, end);
+    }
+}
+
+struct Unit { int32_t row, first, count, head; };
+
+template <class T>
+void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t* starts, const int32_t* contexts,
+            const int32_t* table, const T* data, const Layout& at) {
+    const long group = at.heads / at.kv_heads, begin = starts[unit.row], tokens = starts[unit.row + 1] - begin;
+    const float scale = 1.0f / std::sqrt(float(at.dim));
+    const int count = unit.count * group;
+    for (int m = 0; m < count; m++) {
+        const long token = unit.first + m / group, head = unit.head * group + m % group;
+        const T* q = qkv + (begin + token) * at.width() + head * at.dim;
+        for (long d = 0; d < at.dim; d += LANES) {
+            store(tile.q + m * at.dim + d, load(q + d) * scale);
+            store(tile.out + m * at.dim + d, vf{});
+        }
+        tile.top[m] = -INFINITY;
+        tile.mass[m] = 0;
+        tile.limit[m] = contexts[unit.row] - tokens + token + 1;
+    }
+    const long last = tile.limit[count - 1];
+    for (long k = 0; k < last; k += KEYS)
+        for (int m = 0; m < count; m += MICRO)
+            round_of_any(std::min(MICRO, count - m), tile, m, data, at, table, unit.head, k, std::min(last, k + KEYS));
+    for (int m = 0; m < count; m++) {
+        const long token = unit.first + m / group, head = unit.head * group + m % group;
+        const float inverse = 1.0f / tile.mass[m];
+        T* target = out + ((begin + token) * at.heads + head) * at.dim;
+        for (long d = 0; d < at.dim; d += LANES) store(target + d, load(tile.out + m * at.dim + d) * inverse);
+    }
+}
+
+template <class T>
+void attention(const T* qkv, T* out, const int32_t* starts, const int32_t* contexts, const int32_t* tables, long rows,
+               long table_width, const T* data, Layout at, int threads) {
+    const int per_tile = std::max<int>(1, TILE / (at.heads / at.kv_heads));
+    std::vector<Unit> units;
+    long work = 0;
+    for (int r = 0; r < rows; r++) {
+        const int tokens = starts[r + 1] - starts[r];
+        work += long(tokens) * contexts[r] * at.dim;
+        for (int first = tokens - 1 - (tokens - 1) % per_tile; first >= 0; first -= per_tile)  // the longest first
+            for (int h = 0; h < at.kv_heads; h++) units.push_back({r, first, std::min(per_tile, tokens - first), h});
+    }
+#pragma omp parallel num_threads(threads) if (work > SERIAL)
+    {
+        static thread_local Queries tile;
+#pragma omp for schedule(dynamic)
+        for (size_t u = 0; u < units.size(); u++)
+            attend(units[u], tile, qkv, out, starts, contexts, tables + units[u].row * table_width, data, at);
+    }
+}
+
+}  // namespace
+
+#define EXPORT(T, suffix)                                                                                              \
+    extern "C" void add_rms_norm_##suffix(float* residual, const T* delta, const float* weight, T* out, long rows,     \
+                                          long width, float eps, int threads) {                                        \
+        add_rms_norm(residual, delta, weight, out, rows, width, eps, threads);                                         \
+    }                                                                                                                  \
+    extern "C" void silu_mul_##suffix(const T* gate_up, T* out, long rows, long width, int threads) {                  \
+        silu_mul(gate_up, out, rows, width, threads);                                                                  \
+    }                                                                                                                  \
+    extern "C" void rotate_and_store_##suffix(T* qkv, const float* rotary, const int32_t* positions,                   \
+                                              const int64_t* slots, T* data, const Layout* at, long tokens,            \
+                                              int threads) {                                                           \
+        rotate_and_store(qkv, rotary, positions, slots, data, *at, tokens, threads);                                   \
+    }                                                                                                                  \
+    extern "C" void attention_##suffix(const T* qkv, T* out, const int32_t* starts, const int32_t* contexts,           \
+                                       const int32_t* tables, long rows, long table_width, const T* data,              \
+                                       const Layout* at, int threads) {                                                \
+        attention(qkv, out, starts, contexts, tables, rows, table_width, data, *at, threads);                          \
+    }
+
+EXPORT(float, fp32)
+EXPORT(bf16, bf16)
