@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from tenants.models import AuditEvent, User
 
-__all__ = ["GENESIS", "SYSTEM", "Actor", "broken_at", "record"]
+__all__ = ["GENESIS", "SYSTEM", "Actor", "broken_at", "lock", "record"]
 
 GENESIS = bytes(32)
 _LOCK = 0x5_1C1_A0D1  # advisory lock that puts writers of the chain in a row
@@ -46,10 +46,7 @@ def record(
     after: Mapping[str, Any] | None = None,
 ) -> AuditEvent:
     """Append to the chain. Must run in the transaction of the change itself (T1)."""
-    if not transaction.get_connection().in_atomic_block:
-        raise RuntimeError("an audit row is written in the transaction of its change")
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+    lock()
     last = AuditEvent.objects.order_by("-position").values_list("position", "hash").first()
     event = AuditEvent(
         position=(last[0] + 1) if last else 1,
@@ -66,6 +63,17 @@ def record(
     event.hash = _hash(event)
     event.save(force_insert=True)
     return event
+
+
+def lock() -> None:
+    """Hold the end of the chain until the transaction ends. `record` does it too.
+
+    Verbs that move money do it first: two of them could else each hold a balance that the other waits for.
+    """
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("an audit row is written in the transaction of its change")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
 
 
 def broken_at(batch: int = 1000) -> int | None:

@@ -21,6 +21,7 @@ Kind = LedgerTransaction.Kind
 @transaction.atomic
 def reverse(actor: Actor, row: LedgerTransaction, note: str) -> LedgerTransaction:
     """Post the opposite of a transaction. A second reversal of the same one is refused by the database."""
+    audit.lock()
     lines = tuple(
         Line(
             AccountKey(e.account.kind, e.account.tenant.slug if e.account.tenant else "", e.account.currency),
@@ -38,6 +39,7 @@ def reverse(actor: Actor, row: LedgerTransaction, note: str) -> LedgerTransactio
 @transaction.atomic
 def rerate(actor: Actor, request_id: UUID, price: PriceFacts, note: str) -> LedgerTransaction:
     """Charge a settled request by another price version; what it was charged before is reversed."""
+    audit.lock()
     usage = UsageRecord.objects.get(request_id=request_id)
     standing = LedgerTransaction.objects.filter(
         request_id=request_id, kind__in=[Kind.USAGE, Kind.ADJUSTMENT], reversal__isnull=True

@@ -75,6 +75,7 @@ def top_up(actor: Actor, tenant: Tenant, amount: Decimal, note: str) -> LedgerTr
     """Credit received from the tenant. Raises Refused unless it is positive."""
     if amount <= 0:
         raise Refused("a top-up is positive")
+    audit.lock()
     account: AccountKey = tenant_account(tenant.slug, tenant.currency)
     lines = (Line(account, amount), Line(ours(LedgerAccount.Kind.CASH, tenant.currency), -amount))
     row = post(Posting(LedgerTransaction.Kind.TOP_UP, lines, note=note))

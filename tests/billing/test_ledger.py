@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 
+from engine.protocol.messages import Final
 from tenants.billing import ledger, services
 from tenants.billing.corrections import rerate, reverse
 from tenants.billing.ledger import Line, Posting, Unbalanced, ours, tenant_account
-from tenants.billing.models import Balance, LedgerAccount, LedgerEntry, LedgerTransaction, UsageRecord
+from tenants.billing.models import (
+    Balance,
+    LedgerAccount,
+    LedgerEntry,
+    LedgerTransaction,
+    PriceVersion,
+    UsageRecord,
+)
 from tenants.billing.rating import PriceFacts, charge
 from tenants.billing.reconcile import reconcile
+from tenants.billing.retry import retrying
 from tenants.billing.selectors import balance, load_balance_nano
 from tenants.billing.settle import settle
+from tenants.models import Tenant
 from tests.billing.build import ACTOR, COST, final, in_threads, price, request_id, tenant
 
 Kind = LedgerAccount.Kind
@@ -116,14 +127,74 @@ def test_sixteen_threads_over_the_same_five_tenants_no_deadlock_and_exact_totals
         for start in range(0, len(batch), 8):
             settle(batch[start : start + 8], {})
 
-    in_threads([lambda batch=batch: work(batch) for batch in batches])  # type: ignore[misc]
+    def pay(number: int) -> None:
+        for _ in range(5):
+            with transaction.atomic():  # both ways round, in one transaction
+                for slug in slugs if number % 2 else reversed(slugs):
+                    services.top_up(ACTOR, Tenant.objects.get(slug=slug), Decimal("0.1"), "instalment")
+
+    settling = [lambda batch=batch: work(batch) for batch in batches]
+    in_threads([*settling, *(lambda n=n: retrying(lambda: pay(n)) for n in range(2))])
     everything = [f for batch in batches for f in batch]
     rates = PriceFacts(1, "USD", 100_000_000, 25_000_000, 400_000_000)
     for slug in slugs:
         mine = [f for f in everything if f.tenant == slug]
         expected = sum(charge(rates, f.prompt_tokens, f.cached_tokens, f.completion_tokens) for f in mine)
-        assert balance(slug, "USD")[0] == -expected
+        assert balance(slug, "USD")[0] == 1 - expected
         assert sum(UsageRecord.objects.filter(tenant=slug).values_list("money", flat=True)) == expected
     assert UsageRecord.objects.count() == len(everything) == 640
     assert Balance.objects.count() == 5
     assert reconcile() == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("seed", range(5))
+def test_i1_to_i6_hold_after_any_history(seed: int) -> None:
+    """Settling, delivering again, paying and correcting in any order: the books agree with a plain sum."""
+    draw, slugs = random.Random(seed), ["acme", "umbrella"]
+    tenants = [tenant(slug) for slug in slugs]
+    version = price()
+    prices = [_facts(version), _facts(price("other", output_nano_per_mtok=1, cached_nano_per_mtok=0))]
+    sent: list[Final] = []
+    owed: dict[str, tuple[str, Decimal]] = {}
+    paid = dict.fromkeys(slugs, Decimal(0))
+    for _ in range(60):
+        match draw.choice(["settle", "settle", "again", "pay", "rerate"]):
+            case "settle":
+                batch = [_any_final(draw, slugs) for _ in range(draw.randrange(1, 9))]
+                for f in batch:
+                    cost = charge(prices[0], f.prompt_tokens, f.cached_tokens, f.completion_tokens)
+                    owed[f.request] = (f.tenant, cost)
+                sent += batch
+                settle(batch, {})
+            case "again" if sent:
+                assert not any(x.new for x in settle(draw.choices(sent, k=5), {}))
+            case "pay":
+                amount, who = Decimal(draw.randrange(1, 10**9)).scaleb(-9), draw.randrange(2)
+                services.top_up(ACTOR, tenants[who], amount, "wire")
+                paid[slugs[who]] += amount
+            case "rerate" if sent:
+                f, facts = draw.choice(sent), draw.choice(prices)
+                if f.prompt_tokens + f.completion_tokens + f.wasted_tokens:
+                    rerate(ACTOR, UsageRecord.objects.get(request_id=f.request).pk, facts, "as agreed")
+                    cost = charge(facts, f.prompt_tokens, f.cached_tokens, f.completion_tokens)
+                    owed[f.request] = (f.tenant, cost)
+    assert reconcile() == []
+    for slug in slugs:
+        assert balance(slug, "USD")[0] == paid[slug] - sum(cost for who, cost in owed.values() if who == slug)
+
+
+def _facts(version: PriceVersion) -> PriceFacts:
+    v = version
+    return PriceFacts(v.pk, "USD", v.input_nano_per_mtok, v.cached_nano_per_mtok, v.output_nano_per_mtok)
+
+
+def _any_final(draw: random.Random, slugs: list[str]) -> Final:
+    prompt = draw.choice([0, draw.randrange(5000)])
+    counts: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "cached_tokens": draw.randint(0, prompt),
+        "completion_tokens": draw.choice([0, draw.randrange(900)]),
+        "wasted_tokens": draw.choice([0, 0, draw.randrange(50)]),
+    }
+    return final(tenant=draw.choice(slugs), reason=draw.choice(["stop", "length", "abort", "error", "lost"]), **counts)

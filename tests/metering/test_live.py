@@ -14,6 +14,7 @@ from engine.protocol.events import Event, Kind
 from engine.protocol.functions import Admission, Functions
 from engine.protocol.keys import Keys
 from engine.protocol.messages import encode
+from frontend.snapshot import read
 from gateway.metering import outcomes
 from gateway.metering.live import Live
 from gateway.metering.marks import mark
@@ -160,4 +161,5 @@ def test_a_snapshot_is_kept_for_seconds_and_pushed(redis: Redis, keys: Keys) -> 
         pushed = listener.get_message(timeout=5)
     assert pushed is not None and pushed["data"] == sent == redis.get(keys.live)
     assert orjson.loads(sent)["tiers"][0]["tier"] == "interactive"
+    assert [line.tier for line in read(sent).tiers] == ["interactive", "standard", "batch"]  # as the console reads it
     assert 0 < redis.pttl(keys.live) <= 10_000
