@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:  # pulling a model must not wait for torch
+    import torch
 
 __all__ = ["Checkpoint", "DecoderConfig", "ModelError", "TextAssets", "need"]
 
