@@ -16,6 +16,7 @@ from engine.protocol.messages import Delta, Work
 
 __all__ = [
     "Abandoned",
+    "Accounted",
     "Arrived",
     "Broken",
     "Cancelled",
@@ -38,6 +39,13 @@ class Arrived:
     epoch: int
     era: bytes
     by_floor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """Accounts of the pool as a pull left them: deficits by tier, counters by `tier:tenant`."""
+
+    accounts: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class Refused:
     sentence: str
 
 
-Item = Arrived | Cancelled | Prepared | Abandoned | Broken | DrainOrdered | Refused | None
+Item = Accounted | Arrived | Cancelled | Prepared | Abandoned | Broken | DrainOrdered | Refused | None
 Inbox = SimpleQueue[Item]
 """`None` only wakes the loop."""
 
@@ -109,7 +117,6 @@ class Link:
     """Room for known tokens; what is pulled takes from it, and without any nothing more is pulled."""
     tiers: dict[int, str] = field(default_factory=lambda: {0: "interactive", 1: "standard", 2: "batch"})
     """Names by rank; the puller adds what the pool's queue knows."""
-    accounts: Mapping[str, float] = field(default_factory=dict)
     nudge: threading.Event = field(default_factory=threading.Event)
     """Set: pull now."""
     known: set[str] = field(default_factory=set)

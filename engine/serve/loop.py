@@ -10,7 +10,18 @@ from engine.backends.contract import Backend
 from engine.protocol.messages import Heartbeat
 from engine.scheduler import Scheduler
 from engine.scheduler.contract import Accounts, Room
-from engine.serve.link import Abandoned, Arrived, Broken, Cancelled, DrainOrdered, Item, Link, Prepared, Refused
+from engine.serve.link import (
+    Abandoned,
+    Accounted,
+    Arrived,
+    Broken,
+    Cancelled,
+    DrainOrdered,
+    Item,
+    Link,
+    Prepared,
+    Refused,
+)
 from engine.serve.log import Log
 from engine.serve.meter import Meter
 from engine.serve.roster import Roster
@@ -57,6 +68,9 @@ class StepLoop:
         self._exit: int | None = None
         self._evictable: dict[int, int] = {}
         self._nudged_at = 0.0
+        self._told: dict[str, float] = {}
+        self._in_step: set[int] = set()
+        """Sequences that a failure of the step would concern."""
         self._pause_s = 0.0
 
     def drain(self) -> None:
@@ -72,7 +86,7 @@ class StepLoop:
             if self.draining and self._drained():
                 return 0
             if not self.scheduler.idle and self._exit is None:
-                self._step()
+                self._try_step()
             self._offer()
         return self._exit
 
@@ -102,6 +116,8 @@ class StepLoop:
         match item:
             case Arrived():
                 self.roster.admit(item, now)
+            case Accounted(accounts):
+                self._told.update(accounts)
             case Prepared(request, reason):
                 self.roster.prepared(request, reason, now)
             case Cancelled(request, reason):
@@ -136,15 +152,19 @@ class StepLoop:
 
     # Stepping ----------------------------------------------------------------------------------------------------
 
+    def _try_step(self) -> None:
+        self._in_step = set(self.roster.sequences)
+        try:
+            self._step()
+        except Exception as error:  # whatever went wrong: requests must end, and the process starts afresh
+            self._fault(self._in_step, error)
+
     def _step(self) -> None:
         now = time.monotonic()
-        plan = self.scheduler.plan(now, self._accounts())
+        plan = self.scheduler.plan(now, self._news())
         self._pause_s = _EMPTY_PLAN_S if plan.empty else 0.0
-        try:
-            outcome = self.backend.execute(plan)
-        except Exception as error:  # whatever a backend raises, its requests must end
-            self._fault({s.sequence for s in plan.slices}, error)
-            return
+        self._in_step = {s.sequence for s in plan.slices}
+        outcome = self.backend.execute(plan)
         now = time.monotonic()
         prefill = self.roster.account(plan, outcome, now)
         advances = self.scheduler.commit(plan, outcome, now)
@@ -154,18 +174,20 @@ class StepLoop:
         self.roster.charge(self.scheduler.take_charges(), self.link.tiers)
         self._hand_over()
 
-    def _accounts(self) -> Accounts:
-        """The last pull's snapshot, keyed by rank as the scheduler wants it."""
+    def _news(self) -> Accounts | None:
+        """What pulls have told of the accounts since the last plan, keyed by rank as the scheduler wants it."""
+        if not self._told:
+            return None
+        told, self._told = self._told, {}
         ranks = {name: rank for rank, name in self.link.tiers.items()}
         deficits: dict[int, float] = {}
         counters: dict[tuple[int, str], float] = {}
-        for name, value in self.link.accounts.items():
+        for name, value in told.items():
             tier, _, tenant = name.partition(":")
-            if tier in ranks:
-                if tenant:
-                    counters[ranks[tier], tenant] = value
-                else:
-                    deficits[ranks[tier]] = value
+            if tier in ranks and tenant:
+                counters[ranks[tier], tenant] = value
+            elif tier in ranks:
+                deficits[ranks[tier]] = value
         return Accounts(deficits, counters)
 
     def _fault(self, sequences: set[int], error: Exception) -> None:

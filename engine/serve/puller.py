@@ -24,7 +24,7 @@ from engine.protocol.messages import (
     decode,
     encode,
 )
-from engine.serve.link import Abandoned, Arrived, Broken, Cancelled, DrainOrdered, Link, Refused
+from engine.serve.link import Abandoned, Accounted, Arrived, Broken, Cancelled, DrainOrdered, Link, Refused
 from engine.serve.log import Log
 
 __all__ = ["Listener", "Puller"]
@@ -122,7 +122,7 @@ class Puller(threading.Thread):
                 credit = {tier: left - slots for tier, left in credit.items() if left > slots}
             link.credit = credit if link.tokens > 0 else {}
             if pulled.works:
-                link.accounts = {**link.accounts, **pulled.accounts}
+                link.inbox.put(Accounted(pulled.accounts))
         for raw in pulled.controls:
             self._obey(raw)
         if not pulled.registered:
