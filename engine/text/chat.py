@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 
 from engine.text.sandbox import Limits, OverLimit, Sandbox, TemplateError, render_within
+from engine.text.tools import with_tools_as_text
 
 __all__ = ["ChatTemplate", "Rendered", "TemplateError"]
 
@@ -43,7 +46,10 @@ class ChatTemplate:
         guarded: re.Pattern[str] | None = None,
     ) -> Rendered:
         """The prompt. What `guarded` matches inside messages and tools comes out broken up by a marker character."""
-        values: dict[str, Any] = {"messages": [_plain(m) for m in messages], "tools": list(tools) if tools else None}
+        plain = [_plain(m) for m in messages]
+        if not self.takes_tools:
+            plain, tools = with_tools_as_text(plain, tools), None
+        values: dict[str, Any] = {"messages": plain, "tools": list(tools) if tools else None}
         marker = ""
         if guarded is not None and _any_match(values, guarded):
             marker = _free_marker(values)
@@ -57,6 +63,14 @@ class ChatTemplate:
             raise TemplateError(f"the chat template ran over its limits: {error}") from error
         except Exception as error:  # a template may raise whatever Python can
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template itself says what tools there are."""
+        try:
+            return "tools" in meta.find_undeclared_variables(Sandbox().parse(self._source))
+        except (jinja2.TemplateError, RecursionError, ValueError):
+            return False  # it can't be rendered either, and then the error is told
 
     def _template(self) -> jinja2.Template:
         if self._compiled is None:
