@@ -1,0 +1,130 @@
+"""Which JSON Schemas can be enforced: what is wrong shows here with its place, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import ApiError
+
+__all__ = ["checked_schema"]
+
+MAX_BYTES: Final = 128 * 1024
+MAX_DEPTH: Final = 24
+MAX_PARTS: Final = 5000
+"""Subschemas of one schema."""
+
+_TYPES: Final = {"string", "number", "integer", "boolean", "array", "object", "null"}
+_REFUSED: Final = {
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+    "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems",
+    "$dynamicRef", "$recursiveRef",
+}  # fmt: skip
+"""What can't be decided token by token."""
+_FORMATS: Final = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLES: Final = ("items", "additionalProperties", "additionalItems")
+_COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def checked_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """The schema without the formats nobody checks (the specification calls them annotations). Raises `ApiError`."""
+    if len(msgspec.json.encode(schema)) > MAX_BYTES:
+        raise _refusal(param, f"a schema has at most {MAX_BYTES // 1024} KiB")
+    parts = 0
+    todo: list[tuple[str, Any, int]] = [(param, schema, 0)]
+    while todo:
+        where, part, depth = todo.pop()
+        if isinstance(part, bool):
+            continue
+        parts += 1
+        if depth > MAX_DEPTH:
+            raise _refusal(where, f"schemas are nested at most {MAX_DEPTH} levels deep")
+        if parts > MAX_PARTS:
+            raise _refusal(param, f"a schema has at most {MAX_PARTS} parts")
+        if not isinstance(part, dict):
+            raise _refusal(where, "a schema is an object or a boolean")
+        _check_keywords(where, part)
+        todo.extend((at, inner, depth + 1) for at, inner in _inner(where, part))
+    return _without_annotations(schema)
+
+
+def _check_keywords(where: str, part: dict[str, Any]) -> None:
+    for keyword in part:
+        if keyword in _REFUSED and part[keyword] is not False:
+            raise _refusal(f"{where}.{keyword}", f"the keyword '{keyword}' is not supported")
+    kinds = part.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise _refusal(f"{where}.type", f"{_shown(kind)} is not a type of JSON")
+    if not _texts(part.get("required", [])):
+        raise _refusal(f"{where}.required", "it is a list of property names")
+    if "enum" in part and not isinstance(part["enum"], list):
+        raise _refusal(f"{where}.enum", "it is a list of values")
+    reference = part.get("$ref", "#")
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        raise _refusal(f"{where}.$ref", "only references inside the schema ('#/...') are followed")
+    for keyword in _COUNTS:
+        value = part.get(keyword, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise _refusal(f"{where}.{keyword}", "it is a whole number, not negative")
+    for keyword in _NUMBERS:
+        value = part.get(keyword, 1)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise _refusal(f"{where}.{keyword}", "it is a number")
+    for keyword in ("pattern", "format"):
+        if not isinstance(part.get(keyword, ""), str):
+            raise _refusal(f"{where}.{keyword}", "it is a string")
+
+
+def _inner(where: str, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Where else schemas stand in this one."""
+    for keyword in _MAPS:
+        named = part.get(keyword, {})
+        if not isinstance(named, dict):
+            raise _refusal(f"{where}.{keyword}", "it is an object of schemas")
+        yield from ((f"{where}.{keyword}.{name[:64]}", inner) for name, inner in named.items())
+    for keyword in _LISTS:
+        listed = part.get(keyword, [])
+        if not isinstance(listed, list) or (keyword in part and not listed):
+            raise _refusal(f"{where}.{keyword}", "it is a list of schemas, not empty")
+        yield from ((f"{where}.{keyword}[{i}]", inner) for i, inner in enumerate(listed))
+    for keyword in _SINGLES:
+        if keyword in part:
+            yield f"{where}.{keyword}", part[keyword]
+
+
+def _without_annotations(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    result = dict(part)
+    if "format" in part and part["format"] not in _FORMATS:
+        del result["format"]
+    for keyword in _REFUSED & result.keys():  # those left are false: the same as absent
+        del result[keyword]
+    for keyword in _MAPS:
+        if keyword in part:
+            result[keyword] = {name: _without_annotations(inner) for name, inner in part[keyword].items()}
+    for keyword in _LISTS:
+        if keyword in part:
+            result[keyword] = [_without_annotations(inner) for inner in part[keyword]]
+    for keyword in _SINGLES:
+        if keyword in part:
+            result[keyword] = _without_annotations(part[keyword])
+    return result
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:64]
+
+
+def _refusal(where: str, why: str) -> ApiError:
+    return ApiError("invalid_grammar", f"Invalid schema at '{where}': {why}.", param=where)
