@@ -105,11 +105,12 @@ def main() -> int:
     started = time.monotonic()
     try:
         backend = build_backend(options)
+        engine = Engine(options, backend, log)
     except (ValueError, OSError) as error:
         log.error("not_started", detail=str(error))
         return 1
     log.info("loaded", model=backend.card.model, seconds=round(time.monotonic() - started, 3))
-    return Engine(options, backend, log).run()
+    return engine.run()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol.keys import DEFAULT_PREFIX
+from engine.scheduler import POLICIES
 
 __all__ = ["Options", "parse"]
 
@@ -79,8 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=0, help="compute threads (default: cores - 1, at least 1)")
     add(
         "--policy",
+        choices=sorted(POLICIES),
         default="tiered",
-        help="scheduling policy, by name (default: %(default)s)",
+        help="scheduling policy (default: %(default)s)",
     )
     add("--dtype", default="auto", help="auto, fp32, bf16 (default: %(default)s)")
     add("--max-rows", type=int, default=0, help="sequences in one step (default: the backend's)")
@@ -121,11 +123,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         parser.error("the causal_lm backend needs --model")
     if a.lease_ms < 500:
         parser.error("--lease-ms must be at least 500: the engine renews it four times a second")
-    if (
-        min(a.threads, a.max_rows, a.max_step_tokens, a.context, a.host_memory_mib, a.drain_seconds) < 0
-        or a.kv_memory_mib < 1
-    ):
-        parser.error("a number is out of range: see --help")
+    not_negative = (a.threads, a.max_rows, a.max_step_tokens, a.context, a.host_memory_mib, a.drain_seconds)
+    if min(not_negative) < 0 or a.kv_memory_mib < 1:
+        parser.error("sizes, counts and seconds can't be negative, and KV blocks need at least 1 MiB")
     return Options(
         pool=a.pool,
         engine=a.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",

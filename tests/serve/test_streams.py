@@ -8,11 +8,12 @@ from tests.serve.conftest import Gateway, StartEngine, wait_for
 
 
 def test_a_request_streams_to_its_end(start: StartEngine, gateway: Gateway) -> None:
-    start(simulate="decode_tps=0,prefill_tps=0,text=Hello there")
-    gateway.send("r1")
+    engine = start(simulate="decode_tps=0,prefill_tps=0,text=Hello there")
+    gateway.send("r1", "hello")
     gateway.finish()
     answer = gateway.answers["r1"]
     assert answer.text() == "Hello there"
+    assert "ello" not in str(engine.log), "what clients say and hear stays out of the log"
     assert [d.finish for d in answer.deltas if d.finish] == ["stop"]
     final = gateway.final("r1")
     assert (final.reason, final.prompt_tokens, final.completion_tokens, final.wasted_tokens) == ("stop", 5, 11, 0)
