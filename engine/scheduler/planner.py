@@ -144,7 +144,8 @@ class Planner:
         while heap and self._ledger.tokens > 0 and (self._spare_s > 0.0 or not self._prefilled):
             _, s, stream = heappop(heap)
             if s.state is State.RUNNING:
-                self._slice(s, s.computed)
+                if s.number not in self._parks:  # a newcomer before it in the order may have evicted it
+                    self._slice(s, s.computed)
                 continue
             if self._pressed or self._behind_the_evicted(s):
                 continue
@@ -327,8 +328,9 @@ class Planner:
     def _park(self, victim: Sequence) -> None:
         """Take a running sequence out of this step; what the plan had in mind for it is undone on paper."""
         number, ledger = victim.number, self._ledger
-        if self._slices.pop(number, None):
-            ledger.tokens += 1
+        piece = self._slices.pop(number, None)
+        if piece is not None:
+            ledger.tokens += piece.length
         extend = self._extends.pop(number, None)
         if extend is not None:
             ledger.device.undo(extend.blocks)

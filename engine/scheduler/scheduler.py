@@ -122,7 +122,7 @@ class Scheduler:
         config, held = self.config, [*self.backlog, *self.parked.values()]
         tokens = max(0, self.device.available * config.block_size - sum(s.known for s in held))
         free = config.max_rows - len(self.running) - len(held)
-        kept = config.max_rows // 8 if config.express_rows < 0 else config.express_rows
+        kept = config.max_rows // 16 if config.express_rows < 0 else config.express_rows
         rooms: dict[int, Room] = {}
         for tier in sorted({0, 1, 2, *config.floors, *(s.tier for s in self._all.values())}):
             worse = [s for s in self.running.values() if s.tier > tier] if config.preempt else []
@@ -282,6 +282,7 @@ class Scheduler:
     def _bury(self) -> None:
         """Take ended sequences out of the books; the next plan tells the runner."""
         for s in self._ended.values():
+            self._refund(s)
             if s.state is State.WAITING:
                 self.backlog.remove(s)
             elif s.state is State.PARKED:
@@ -319,6 +320,13 @@ class Scheduler:
             s.by_floor = s.by_floor or self.book.due(s.tier, full)
             cost += full
         self._charge(s, cost)
+
+    def _refund(self, s: Sequence) -> None:
+        """What was charged of the prompt of an ended sequence and never computed (nor served by the cache)."""
+        if not s.generated and (s.state is not State.WAITING or self.book.shared):
+            missing = max(len(s.request.prompt), s.request.cost_tokens) - s.computed
+            if missing > 0:
+                self._charge(s, -self.config.w_in * missing)
 
     def _charge(self, s: Sequence, cost: float) -> None:
         self.book.charge(s.tier, s.tenant, s.request.weight, cost, self.backlog.tiers())

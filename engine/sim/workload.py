@@ -61,7 +61,7 @@ LENGTHS: dict[str, tuple[Draw, Draw]] = {
     # means 161 / 338 as the vLLM paper reports them for ShareGPT
     "sharegpt": (
         _clip(4, 2048, lambda r: r.lognormvariate(4.45, 1.12)),
-        _clip(4, 1024, lambda r: r.lognormvariate(5.3, 1.0)),
+        _clip(4, 1024, lambda r: r.lognormvariate(5.45, 1.0)),
     ),
     # Azure 2023 conversations: means 1155 / 211
     "azure": (
@@ -115,7 +115,8 @@ def read_trace(path: Path) -> Iterator[Arrival]:
             try:
                 yield Arrival(
                     float(row["at_s"]), int(row.get("tier") or 0), row.get("tenant") or "trace", int(row["prompt"]),
-                    int(row["output"]), float(row.get("weight") or 1.0), row.get("prefix") or "", int(row.get("shared") or 0),
+                    int(row["output"]), float(row.get("weight") or 1.0), row.get("prefix") or "",
+                    int(row.get("shared") or 0),
                 )  # fmt: skip
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error

@@ -1,0 +1,135 @@
+"""The simulator through its command line and its worlds; recordings and shadows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from engine.scheduler import Scheduler, SchedulerConfig, create
+from engine.sim.__main__ import main
+from engine.sim.replay import Divergence, Recorder, Shadow
+from engine.sim.replay import main as replay_main
+from engine.sim.report import jain, percentile, plot, summary
+from engine.sim.workload import ARRIVALS, LENGTHS, Arrival, Source, read_trace, stream
+from engine.sim.world import COSTS, World
+
+CONFIG = SchedulerConfig(device_blocks=256, host_blocks=64, max_rows=8, max_step_tokens=256, block_bytes=1000)
+SOURCES = [Source("a", 0, 1.0, 25), Source("b", 1, 1.0, 25, "gamma"), Source("c", 2, 1.0, 25, "backlog")]
+
+
+def test_scheduler_kv_and_sim_import_without_torch_redis_or_numpy() -> None:
+    code = (
+        "import sys, engine.sim.__main__, engine.sim.replay;"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'redis', 'numpy', 'django')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("front", [True, False])
+def test_everything_that_arrives_is_served_exactly_once(front: bool) -> None:
+    world = World(CONFIG, engines=2, front=front).run(stream(SOURCES))
+    assert len(world.lives) == 75
+    assert all(life.done and life.tokens == life.arrival.output for life in world.lives.values())
+    for engine in world.fleet:
+        engine.scheduler.check()
+        assert not engine.scheduler.running and not engine.scheduler.parked
+
+
+def test_the_same_seed_gives_the_same_report() -> None:
+    first, second = (summary(World(CONFIG, engines=2).run(stream(SOURCES, 7))) for _ in range(2))
+    assert first == second
+    assert first != summary(World(CONFIG, engines=2).run(stream(SOURCES, 8)))
+
+
+def test_the_command_line_reports_table_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "ttft.svg"
+    arguments = ["run", "--requests", "30", "--rate", "5", "--lengths", "short", "--plot", str(picture)]
+    assert main(arguments) == 0
+    assert "interactive" in capsys.readouterr().out
+    assert picture.read_text().startswith("<svg")
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 30
+
+
+def test_a_trace_file_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("at_s,prompt,output,tier,tenant\n0,20,5,0,x\n0.5,30,6,2,y\n")
+    assert list(read_trace(trace))[1] == Arrival(0.5, 2, "y", 30, 6)
+    assert main(["run", "--trace", str(trace), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 2
+    trace.write_text("at_s,prompt\n0,many\n")
+    assert main(["run", "--trace", str(trace)]) == 2
+    assert "line 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(ARRIVALS))
+def test_gaps_have_the_mean_they_promise(name: str) -> None:
+    rng = Random(1)
+    mean = sum(ARRIVALS[name](rng) for _ in range(20_000)) / 20_000
+    assert mean == pytest.approx(0.0 if name == "backlog" else 1.0, rel=0.25)
+
+
+def test_sharegpt_like_lengths_have_the_published_means() -> None:
+    rng = Random(1)
+    prompt, output = LENGTHS["sharegpt"]
+    assert sum(prompt(rng) for _ in range(20_000)) / 20_000 == pytest.approx(161, rel=0.1)
+    assert sum(output(rng) for _ in range(20_000)) / 20_000 == pytest.approx(338, rel=0.1)
+
+
+def test_figures() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile(range(100), 0.99) == 99
+    assert jain([1.0, 1.0]) == 1.0
+    assert jain([1.0, 0.0]) == 0.5
+    assert "polyline" in plot("t", {"a": [(0.0, 1.0), (1.0, 2.0)]}, "x", "y")
+
+
+def test_an_engine_learns_the_cost_of_a_machine_it_was_not_told_of() -> None:
+    world = World(CONFIG, truth=COSTS["gpu"]).run(stream([replace(s, count=40) for s in SOURCES]))
+    cost = world.fleet[0].scheduler.cost
+    assert cost.prefill_seconds(200) == pytest.approx(200 * COSTS["gpu"][1], rel=0.3)
+
+
+def test_a_recording_replays_identically_and_shows_where_another_policy_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "calls.jsonl"
+    with path.open("wb") as file:
+        World(CONFIG, make=lambda policy, config: Recorder(create(policy, config), file.write)).run(stream(SOURCES))
+    assert replay_main([str(path)]) == 0
+    assert capsys.readouterr().out.endswith(" 0 different\n")
+    assert replay_main([str(path), "--policy", "fcfs", "--show", "1"]) == 0
+    assert "Divergence" in capsys.readouterr().out
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if line.startswith(b'["submit"'))
+    path.write_bytes(b"".join(lines[:at] + lines[at + 1 :]))
+    assert replay_main([str(path)]) != 0
+
+
+def test_a_shadow_reports_differences_and_changes_nothing() -> None:
+    found: list[Divergence] = []
+
+    def make(policy: str, config: SchedulerConfig) -> Shadow:
+        return Shadow(create(policy, config), ["fcfs", "tiered"], found.append, lambda: 0.0, every=5)
+
+    shadowed = World(CONFIG, make=make).run(stream(SOURCES))
+    plain = World(CONFIG).run(stream(SOURCES))
+    assert summary(shadowed) == summary(plain)
+    shadow = shadowed.fleet[0].scheduler
+    assert isinstance(shadow, Shadow)
+    assert shadow.differed["fcfs"] == len(found) > 0
+    assert shadow.differed["tiered"] == 0
+
+
+def test_a_shadow_stops_at_its_time_cap() -> None:
+    ticks = iter(range(1000))
+    scheduler = Shadow(create("tiered"), ["fcfs", "fair"], lambda _: None, lambda: float(next(ticks)), every=1)
+    scheduler.plan(0.0)
+    assert sum(scheduler.asked.values()) == 0
+    assert isinstance(scheduler._scheduler, Scheduler)
