@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from django.utils import timezone
 from redis.client import Redis
 
@@ -20,6 +22,7 @@ from tenants.models import Tenant
 
 __all__ = ["KEEP_EVENTS", "Settler"]
 
+log = logging.getLogger(__name__)
 KEEP_EVENTS = 200_000
 _CARD_AGE_S = 30.0
 
@@ -50,15 +53,25 @@ class Settler:
         known = self._classes.get(pool)
         if known and time.monotonic() - known[0] < _CARD_AGE_S:
             return known[1]
-        raw: Any = self._redis.get(self._keys.card(pool))
-        if raw is not None:
-            name = decode(raw, ModelCard).price_class
+        name = self._card_class(pool)
+        if name is not None:
             ServedModel.objects.update_or_create(pool=pool, defaults={"price_class": name, "seen_at": timezone.now()})
         else:
             row = ServedModel.objects.filter(pool=pool).first()
             name = row.price_class if row else pool
         self._classes[pool] = (time.monotonic(), name)
         return name
+
+    def _card_class(self, pool: str) -> str | None:
+        """None without a card, or with one that can't be read: a bad card must not hold up what is owed."""
+        raw: Any = self._redis.get(self._keys.card(pool))
+        if raw is None:
+            return None
+        try:
+            return decode(raw, ModelCard).price_class
+        except msgspec.MsgspecError as error:
+            log.error("the card of pool %s can't be read: %s", pool, error)
+            return None
 
     def _emit(self, finals: Sequence[Final], settled: Iterable[Settled]) -> None:
         now_ms = int(time.time() * 1000)

@@ -186,6 +186,10 @@ def test_the_price_class_survives_the_loss_of_the_card(redis: Redis, keys: Keys)
     redis.delete(keys.card("tiny"))
     put(redis, keys, final())
     drain(usage_pump(redis, keys, "after a restart"))
+    redis.set(keys.card("tiny"), b"garbage")
+    put(redis, keys, final())
+    drain(usage_pump(redis, keys, "after another"))
+    assert UsageRecord.objects.count() == 3
     assert {row.money for row in UsageRecord.objects.all()} == {COST}
 
 
