@@ -154,11 +154,11 @@ def _by_probability(probs: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.
 
 def _enough(probs: np.ndarray, wish: Sampling) -> bool:
     """Whether what the filters keep certainly lies within these leading candidates."""
-    return (
-        0 < wish.top_k < len(probs)
-        or (wish.top_p < 1.0 and probs.sum() > wish.top_p)
-        or bool(wish.min_p > 0.0 and probs[-1] < wish.min_p * probs[0])
-    )
+    if 0 < wish.top_k < len(probs):
+        return True
+    if wish.min_p > 0.0:
+        return bool(probs[-1] < wish.min_p * probs[0])
+    return wish.top_k == 0 and bool(probs.sum() > wish.top_p)  # a larger top_k needs its own total
 
 
 def _kept(probs: np.ndarray, wish: Sampling) -> int:
