@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis import Redis
-
 from engine.protocol.fair import FairQueue
 from engine.protocol.messages import Control, Delta, Final, decode
 from engine.protocol.twin import Twin
@@ -26,7 +24,7 @@ _RECORD = (
 )
 
 
-def of_redis(redis: Redis, prefix: str) -> dict[str, Any]:
+def of_redis(redis: Any, prefix: str) -> dict[str, Any]:
     """Every key under the prefix but the wake lists, whose length is only a hint."""
     state: dict[str, Any] = {}
     for key in redis.scan_iter(match=f"{prefix}*", count=1000):
@@ -38,7 +36,7 @@ def of_redis(redis: Redis, prefix: str) -> dict[str, Any]:
     return state
 
 
-def _read(redis: Redis, key: bytes, name: str) -> Any:
+def _read(redis: Any, key: bytes, name: str) -> Any:
     kind = redis.type(key).decode()
     if kind == "stream":
         return _entries(name, redis.xrange(key)) or ("empty" if name.startswith("replies:") else None)
@@ -103,8 +101,8 @@ def of_twin(t: Twin) -> dict[str, Any]:
     if t.tick is not None:
         state["tick"] = {"at": str(t.tick[0]), "armed": str(t.tick[1])}
     for request, r in t.requests.items():
-        values = (r.state, r.epoch, r.attempts, r.engine, r.gateway, r.cancel, r.member, r.arrival, r.expires_ms)
-        values += (r.admitted_ms, r.a.hold_nano)
+        values: list[Any] = [r.state, r.epoch, r.attempts, r.engine, r.gateway, r.cancel, r.member, r.arrival, r.expires_ms]
+        values += [r.admitted_ms, r.a.hold_nano]
         state[f"req:{request}"] = dict(zip(_RECORD, map(str, values), strict=True))
     for (pool, tier, member), queue in t.queues.items():
         state[f"q:{pool}:{tier}:{member}"] = sorted(queue.entries)

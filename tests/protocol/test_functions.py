@@ -17,7 +17,7 @@ NOW = 1_000_000
 
 
 def admission(request: str, **changes: Any) -> Admission:
-    facts = {
+    facts: dict[str, Any] = {
         "request": request, "tenant": "alpha", "pool": "m", "tier": "standard", "tier_rank": 1, "gateway": "g1",
         "generation": 1, "hold_nano": 100, "floor_nano": None, "max_concurrent": -1, "max_queued_tier": -1,
         "max_queued_tenant": -1, "choices": 1, "prompt_tokens": 5, "lease_ms": 10_000,
@@ -33,7 +33,8 @@ class Cell:
     """The functions with a live engine and a live gateway, and what the tests ask of them."""
 
     def __init__(self, functions: ClockedFunctions) -> None:
-        self.f, self.redis, self.keys = functions, functions.redis, functions.keys
+        self.f, self.keys = functions, functions.keys
+        self.redis: Any = functions.redis
         assert self.f.register("m", "e1", "hash", b"card", 10_000) == "ok"
         assert self.f.renew("g1", 10_000)
 

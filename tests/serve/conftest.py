@@ -87,7 +87,8 @@ class Gateway:
     """Admits requests and reads their replies, as a gateway does."""
 
     def __init__(self, redis: Redis, prefix: str, pool: str, name: str = "gw-1") -> None:
-        self.redis, self.keys, self.pool, self.name = redis, Keys(prefix), pool, name
+        self.redis: Any = redis
+        self.keys, self.pool, self.name = Keys(prefix), pool, name
         self.functions = Functions(redis, self.keys)
         self.answers: dict[str, Answer] = {}
         self._last = b"0"
