@@ -101,7 +101,17 @@ def of_twin(t: Twin) -> dict[str, Any]:
     if t.tick is not None:
         state["tick"] = {"at": str(t.tick[0]), "armed": str(t.tick[1])}
     for request, r in t.requests.items():
-        values: list[Any] = [r.state, r.epoch, r.attempts, r.engine, r.gateway, r.cancel, r.member, r.arrival, r.expires_ms]
+        values: list[Any] = [
+            r.state,
+            r.epoch,
+            r.attempts,
+            r.engine,
+            r.gateway,
+            r.cancel,
+            r.member,
+            r.arrival,
+            r.expires_ms,
+        ]
         values += [r.admitted_ms, r.a.hold_nano]
         state[f"req:{request}"] = dict(zip(_RECORD, map(str, values), strict=True))
     for (pool, tier, member), queue in t.queues.items():
