@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -16,9 +17,14 @@ from django.urls import path, re_path  # noqa: E402
 
 from gateway.api.handler import DataHandler  # noqa: E402
 from gateway.api.sockets import StreamConsumer, UnknownSocket  # noqa: E402
+from gateway.observability.redaction import Redact  # noqa: E402
 from gateway.plane import lifespan  # noqa: E402
 
 __all__ = ["console", "data"]
+
+for _name in ("uvicorn.error", "uvicorn.access"):
+    # uvicorn gives its loggers handlers of their own, or none to switch them off: that is left as it is.
+    logging.getLogger(_name).addFilter(Redact())
 
 _http = DataHandler()
 _sockets = URLRouter([path("v1/stream", StreamConsumer.as_asgi()), re_path(r"", UnknownSocket.as_asgi())])

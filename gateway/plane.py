@@ -12,6 +12,7 @@ from django.conf import settings
 from gateway.admission.admission import Admission
 from gateway.admission.identity import Identity
 from gateway.admission.prices import Prices
+from gateway.api.grammars import Grammars
 from gateway.api.prompts import Prompts
 from gateway.dispatch.dispatcher import Dispatcher
 from tenants.billing.selectors import balance_nano, price_facts
@@ -32,6 +33,7 @@ class Plane:
         self.identity = Identity(find_principal, settings.SLUICE_KEY_PEPPER)
         self.admission = Admission(self.dispatcher, self.identity, Prices(price_facts), balance_nano)
         self.prompts = Prompts()
+        self.grammars = Grammars()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -45,6 +47,7 @@ class Plane:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         await self.dispatcher.stop()
+        self.grammars.close()
         self.prompts.close()
 
 

@@ -166,8 +166,4 @@ LOGGING = {
     "filters": {"redact": {"()": "gateway.observability.redaction.Redact"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SLUICE_LOG_LEVEL", "INFO")},
-    # uvicorn gives these handlers of its own, which would write a URL as it came.
-    "loggers": {
-        name: {"handlers": ["stderr"], "level": "INFO", "propagate": False} for name in ("uvicorn", "uvicorn.access")
-    },
 }

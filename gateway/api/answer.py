@@ -12,6 +12,7 @@ import orjson
 
 from engine.protocol.messages import Delta, TokenLogprob
 from gateway.admission.admission import Ticket
+from gateway.api.calls import CallReader
 from gateway.api.frames import (
     DONE,
     KEEP_ALIVE,
@@ -43,6 +44,8 @@ class Wish:
     logprobs: bool = False
     tier: str | None = None
     echoes: Sequence[str] = ()
+    forced_calls: bool | None = None
+    """None: no tools; False: the model may call one; True: it must."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class _Choice:
     finish: str | None = None
     tokens: int = 0
     started: bool = False
+    reader: CallReader | None = None
     length: int = 0
     """Characters sent so far."""
 
@@ -66,8 +70,10 @@ class Answer:
         # The tier it really runs in, said only to those who asked for one.
         self._tier = ticket.tier.name if wish.tier is not None else None
         self._flight = ticket.flight
-        self._choices = [_Choice() for _ in range(ticket.order.choices)]
+        self._choices = [_Choice(reader=_reader(wish)) for _ in range(ticket.order.choices)]
         self._created = int(time.time())
+        # The same weights, tokenizer and template: with a seed, the same text.
+        self._fingerprint = f"fp_{ticket.order.model.card.hash[:12]}"
         prefix = "chatcmpl" if wish.chat else "cmpl"
         self.kept: list[bytes] = []
         self._id = f"{prefix}-{ticket.flight.route.request}"
@@ -84,8 +90,13 @@ class Answer:
             for delta in batch:
                 choice = self._choices[delta.choice]
                 tokens += self._count(choice, delta)
-                if delta.text:
-                    choice.texts.append(delta.text)
+                text = delta.text
+                if choice.reader is not None:
+                    text, _ = choice.reader.push(text)
+                    if delta.finish is not None:
+                        text += choice.reader.flush()
+                if text:
+                    choice.texts.append(text)
                 choice.logprobs.extend(delta.logprobs)
             self._flight.delivered(tokens)
         body = orjson.dumps(self._object())
@@ -158,10 +169,15 @@ class Answer:
             choice.finish = delta.finish
         return new
 
+    def _finish(self, choice: _Choice) -> str:
+        """A model that ended by itself after calling a tool waits for the tool."""
+        called = choice.reader is not None and choice.reader.calls
+        return "tool_calls" if called and choice.finish == "stop" else choice.finish or "stop"
+
     def _frames(self) -> ChatFrames | CompletionFrames:
         kind = ChatFrames if self._wish.chat else CompletionFrames
         model = self.ticket.order.model.card.model
-        return kind(self._id, self._created, model, self._tier, self._wish.include_usage)
+        return kind(self._id, self._created, model, self._fingerprint, self._tier, self._wish.include_usage)
 
     def _encode(self, frames: ChatFrames | CompletionFrames, batch: list[Delta]) -> bytes:
         parts: list[bytes] = []
@@ -174,13 +190,21 @@ class Answer:
                 text = self._wish.echoes[delta.choice] + text
             if delta.logprobs:
                 choice.logprobs.extend(delta.logprobs)
+            if choice.reader is not None:
+                text, calls = choice.reader.push(text)
+                if delta.finish is not None:
+                    text += choice.reader.flush()
+                if calls and isinstance(frames, ChatFrames):
+                    logprobs = self._take_logprobs(frames, choice)
+                    parts.append(frames.calls(delta.choice, calls, logprobs, not choice.started))
+                    choice.started = True
             # Log-probabilities of tokens whose text is still held back wait for it.
             if text or (choice.logprobs and delta.finish is not None):
                 parts.append(frames.text(delta.choice, text, self._take_logprobs(frames, choice), not choice.started))
                 choice.started = True
                 choice.length += len(text)
             if delta.finish is not None:
-                parts.append(frames.end(delta.choice, delta.finish, not choice.started))
+                parts.append(frames.end(delta.choice, self._finish(choice), not choice.started))
                 choice.started = True
         if parts:
             self._flight.delivered(tokens)
@@ -198,7 +222,7 @@ class Answer:
         if order.claim is not None:
             request = self._flight.route.request
             await keep_result(dispatcher.redis, dispatcher.keys, request, order.claim, content_type, b"".join(parts))
-        self._flight.end(200, self._choices[0].finish or "stop")
+        self._flight.end(200, self._finish(self._choices[0]))
 
     def _failed(self, status: int, error: ApiError) -> None:
         """One choice failed, so the request did: the others are not worth computing."""
@@ -229,7 +253,7 @@ class Answer:
             "model": self.ticket.order.model.card.model,
             "choices": [self._shape(i, c) for i, c in enumerate(self._choices)],
             "usage": self._usage(),
-            "system_fingerprint": None,
+            "system_fingerprint": self._fingerprint,
         }
         if self._tier is not None:
             answer["service_tier"] = self._tier
@@ -237,11 +261,18 @@ class Answer:
 
     def _shape(self, index: int, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.texts)
-        finish = choice.finish or "stop"
+        finish = self._finish(choice)
         if self._wish.chat:
             logprobs = chat_logprobs(choice.logprobs) if self._wish.logprobs else None
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            if choice.reader is not None and choice.reader.calls:
+                message["content"] = text or None
+                message["tool_calls"] = [call.whole() for call in choice.reader.calls]
             return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
         echo = self._wish.echoes[index] if self._wish.echoes else ""
         older = completion_logprobs(choice.logprobs, len(echo)) if self._wish.logprobs else None
         return {"text": echo + text, "index": index, "logprobs": older, "finish_reason": finish}
+
+
+def _reader(wish: Wish) -> CallReader | None:
+    return CallReader(wish.forced_calls) if wish.forced_calls is not None else None

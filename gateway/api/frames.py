@@ -31,11 +31,13 @@ class _Frames:
 
     kind = ""
 
-    def __init__(self, response_id: str, created: int, model: str, tier: str | None, with_usage: bool) -> None:
+    def __init__(
+        self, response_id: str, created: int, model: str, fingerprint: str, tier: str | None, with_usage: bool
+    ) -> None:
         head: dict[str, Any] = {"id": response_id, "object": self.kind, "created": created, "model": model}
         if tier is not None:
             head["service_tier"] = tier
-        head["system_fingerprint"] = None
+        head["system_fingerprint"] = fingerprint
         self._open = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         # With include_usage every chunk carries the field; it is null until the last.
         self._close = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
@@ -67,6 +69,18 @@ class ChatFrames(_Frames):
             choice,
             role,
             orjson.dumps(text),
+            logprobs,
+            self._close,
+        )
+
+    def calls(self, choice: int, deltas: list[dict[str, Any]], logprobs: bytes, first: bool) -> bytes:
+        """Pieces of tool calls; a call's first piece has its id and name."""
+        role = b'"role":"assistant","content":null,' if first else b""
+        return b'%b{"index":%d,"delta":{%b"tool_calls":%b},"logprobs":%b,"finish_reason":null}%b' % (
+            self._open,
+            choice,
+            role,
+            orjson.dumps(deltas),
             logprobs,
             self._close,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 from django.conf import settings
 from django.http import HttpResponseBase, StreamingHttpResponse
 
@@ -20,6 +19,7 @@ from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.common import GenerationRequest, check_bias, stops_of, unsupported
 from gateway.api.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from gateway.api.schemas.messages import render
+from gateway.api.tools import plan_tools
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
 from gateway.plane import Plane, current
@@ -51,11 +51,15 @@ async def chat_order(plane: Plane, arrival: Arrival, principal: Principal, body:
     model = await plane.admission.find_model(arrival, principal, body.model)
     _check_capability(model, "chat", "messages")
     messages = render(body.messages)
-    tools, grammar = _tools(body, model), _grammar(body, model)
+    plan = plan_tools(body, model.card, messages)
+    grammar = plan.grammar if plan else _grammar(body.grammar(), model, _constraint_param(body))
+    if grammar:
+        await plane.grammars.check(model.card, grammar, "tools" if plan else _constraint_param(body))
     sampling = _sampling(body, model.card, body.token_limit, top_logprobs=_chat_logprobs(body), grammar=grammar)
-    prompts = await plane.prompts.chat(model.card, messages, tools)
+    prompts = await plane.prompts.chat(model.card, plan.messages if plan else messages, plan.tools if plan else None)
     order = _order(body, "chat", model, prompts, sampling, "messages", messages)
-    wish = Wish(chat=True, include_usage=body.include_usage, logprobs=bool(body.logprobs), tier=body.service_tier)
+    calls = None if plan is None else bool(plan.grammar)
+    wish = Wish(True, body.include_usage, logprobs=bool(body.logprobs), tier=body.service_tier, forced_calls=calls)
     return order, wish
 
 
@@ -71,7 +75,10 @@ async def completion_order(
     wanted = body.logprobs if body.logprobs is not None else -1
     if wanted >= 0 and body.echo:
         raise unsupported("logprobs", "log-probabilities of the prompt can't be computed; drop 'echo' or 'logprobs'.")
-    sampling = _sampling(body, model.card, limit, top_logprobs=wanted, grammar="")
+    grammar = _grammar(body.structured_outputs.encode() if body.structured_outputs else "", model, "structured_outputs")
+    if grammar:
+        await plane.grammars.check(model.card, grammar, "structured_outputs")
+    sampling = _sampling(body, model.card, limit, top_logprobs=wanted, grammar=grammar)
     given = body.prompts()
     prompts = await plane.prompts.completion(model.card, given)
     echoes = await _echoes(plane, body, model.card, given) if body.echo else ()
@@ -171,18 +178,13 @@ def _check_capability(model: Model, capability: str, param: str) -> None:
         )
 
 
-def _tools(body: ChatRequest, model: Model) -> list[dict[str, Any]] | None:
-    if not body.tools or body.tool_choice == "none":
-        return None
-    if "tools" not in model.card.capabilities:
-        raise unsupported("tools", "this model can't call tools.")
-    return msgspec.to_builtins(body.tools)
+def _constraint_param(body: GenerationRequest) -> str:
+    return "structured_outputs" if body.structured_outputs is not None else "response_format"
 
 
-def _grammar(body: ChatRequest, model: Model) -> str:
-    grammar = body.grammar()
+def _grammar(grammar: str, model: Model, param: str) -> str:
     if grammar and "grammar" not in model.card.capabilities:
-        raise unsupported("response_format", "this model's engine can't constrain its answers.")
+        raise unsupported(param, "this model's engine can't constrain its answers.")
     return grammar
 
 

@@ -45,7 +45,7 @@ def _ref(name: str) -> Schema:
 _STR, _INT, _NUMBER, _BOOL = ({"type": t} for t in ("string", "integer", "number", "boolean"))
 _COUNT = {"type": "integer", "minimum": 0}
 _FINISH = {"type": "string", "enum": ["stop", "length", "tool_calls", "content_filter"]}
-_HEAD = {"id": _STR, "created": _INT, "model": _STR, "system_fingerprint": _nullable(_STR)}
+_HEAD = {"id": _STR, "created": _INT, "model": _STR, "system_fingerprint": _STR}
 _TOKEN = {"token": _STR, "logprob": _NUMBER, "bytes": _list(_INT)}
 _USAGE_DETAILS = {"cached_tokens": _COUNT, "audio_tokens": _COUNT}
 

@@ -15,6 +15,8 @@ from engine.protocol.messages import PROTOCOL_VERSION, ModelCard, decode
 __all__ = ["Model", "Registry"]
 
 _FRESH_S = 1.0
+_MISSING_S = 60.0
+"""After a wipe of Redis a pool is gone until its engines register again, which takes about a second."""
 _MISS_FRESH_S = 0.2
 """An unknown model name asks Redis again at most this often: a new pool is seen soon, a guesser costs little."""
 
@@ -35,6 +37,7 @@ class Registry:
         self._redis, self._keys = redis, keys
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
+        self._seen: dict[str, float] = {}
         self._read_at = 0.0
         self._lock = asyncio.Lock()
 
@@ -80,9 +83,18 @@ class Registry:
             card = known.card if known is not None and known.card.hash == hashes[pool] else _card(next(answers))
             if card is not None and card.protocol == PROTOCOL_VERSION:
                 models[pool] = Model(pool, card, live)
+        self._keep_missing(models)
         self._models = models
         self._names = {alias: m for m in models.values() for alias in m.card.aliases}
         self._names |= {m.card.model: m for m in models.values()} | models
+
+    def _keep_missing(self, models: dict[str, Model]) -> None:
+        """A pool that vanished stays known a while, without engines: "try again" is true, "no such model" is not."""
+        now = time.monotonic()
+        self._seen |= dict.fromkeys(models, now)
+        for pool, known in self._models.items():
+            if pool not in models and now - self._seen[pool] < _MISSING_S:
+                models[pool] = Model(pool, known.card, 0)
 
 
 def _card(raw: bytes | None) -> ModelCard | None:

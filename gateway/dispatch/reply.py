@@ -76,7 +76,7 @@ class Reply:
         if delta.start != expected:
             # A repeat is dropped whole; a hole can't be mended, because text is a function of all ids before it.
             if delta.start > expected or delta.start + len(delta.tokens) > expected:
-                self.fail(ApiError("engine_error", "The engine's answer has a gap."))
+                self.fail(ApiError("queue_lost", "A part of the answer was lost in the queue."))
             return
         self._next[choice] = expected + len(delta.tokens)
         if delta.finish is not None:

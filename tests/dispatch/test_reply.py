@@ -53,7 +53,7 @@ async def test_a_hole_ends_it_with_an_error() -> None:
         reply.feed(delta(0, "a"))
         reply.feed(hole)
         assert [d.text for d in await reply.get()] == ["a"]
-        with pytest.raises(ApiError, match="gap"):
+        with pytest.raises(ApiError, match="lost"):
             await reply.get()
 
 

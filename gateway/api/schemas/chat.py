@@ -86,6 +86,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
         self._check_metadata()
         self._check_tools()
+        if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
+            raise invalid("structured_outputs", "Send either 'structured_outputs' or 'response_format'.")
         self._check_unsupported()
 
     def _check_metadata(self) -> None:
@@ -124,6 +126,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     def grammar(self) -> str:
         """The constraint on the answer's text as `Sampling.grammar`, or empty."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.encode()
         match self.response_format:
             case JsonObjectFormat():
                 return _json.encode({"kind": "json_object"}).decode()

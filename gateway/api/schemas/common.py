@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec import json as _json
 
 from gateway.errors import ApiError
 
-__all__ = ["GenerationRequest", "StreamOptions", "check_bias", "invalid", "stops_of", "unsupported"]
+__all__ = [
+    "GenerationRequest",
+    "StreamOptions",
+    "StructuredOutputs",
+    "check_bias",
+    "invalid",
+    "stops_of",
+    "unsupported",
+]
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 512
@@ -21,6 +30,32 @@ Positive = Annotated[int, Meta(ge=1)]
 class StreamOptions(Struct):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class StructuredOutputs(Struct):
+    """What the whole answer must be: exactly one of these."""
+
+    json: dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=1000)] | None = None
+    grammar: str | None = None
+    """Lark, or GBNF."""
+
+    def check(self) -> None:
+        if sum(getattr(self, name) is not None for name in ("json", "regex", "choice", "grammar")) != 1:
+            raise invalid("structured_outputs", "'structured_outputs' has exactly one of json, regex, choice, grammar.")
+
+    def encode(self) -> str:
+        """As `Sampling.grammar`."""
+        if self.json is not None:
+            wanted: dict[str, Any] = {"kind": "json_schema", "schema": self.json}
+        elif self.regex is not None:
+            wanted = {"kind": "regex", "regex": self.regex}
+        elif self.choice is not None:
+            wanted = {"kind": "choice", "choice": self.choice}
+        else:
+            wanted = {"kind": "lark", "lark": self.grammar}
+        return _json.encode(wanted).decode()
 
 
 class GenerationRequest(Struct, kw_only=True):
@@ -48,12 +83,15 @@ class GenerationRequest(Struct, kw_only=True):
     stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def check(self) -> None:
         """Rules between fields."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is true.")
         stops_of(self.stop)
+        if self.structured_outputs is not None:
+            self.structured_outputs.check()
         if self.stop_token_ids is not None and len(self.stop_token_ids) > 64:
             raise invalid("stop_token_ids", "'stop_token_ids' holds at most 64 ids.")
 
