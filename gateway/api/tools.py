@@ -16,28 +16,16 @@ __all__ = ["ToolPlan", "plan_tools"]
 
 _MAX_PARALLEL = 8
 
-_SYSTEM = """You can call functions. The functions, as JSON schemas:
-<tools>
-{tools}
-</tools>
-To call one, answer with nothing but its name and arguments as JSON:
-<tool_call>
-{{"name": "function name", "arguments": {{...}}}}
-</tool_call>
-Call a function only when it helps; otherwise answer in plain words."""
-"""For models whose chat template says nothing of tools; the form is the one that most models were trained on."""
-
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
     """`tools` goes to the chat template, `grammar` forces a call (empty: the model decides)."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    grammar: str = ""
+    tools: list[dict[str, Any]]
+    grammar: str
 
 
-def plan_tools(body: ChatRequest, card: ModelCard, messages: list[dict[str, Any]]) -> ToolPlan | None:
+def plan_tools(body: ChatRequest, card: ModelCard) -> ToolPlan | None:
     """None when the request has no tools, or forbids their use."""
     if not body.tools or body.tool_choice == "none":
         return None
@@ -48,19 +36,7 @@ def plan_tools(body: ChatRequest, card: ModelCard, messages: list[dict[str, Any]
     grammar = _forced(body, body.tools)
     if grammar and "grammar" not in card.capabilities:
         raise unsupported("tool_choice", "this model's engine can't be made to call a tool; use 'auto'.")
-    tools: list[dict[str, Any]] = msgspec.to_builtins(body.tools)
-    if "tools" in card.chat_template:
-        return ToolPlan(messages, tools, grammar)
-    return ToolPlan(_with_system(messages, tools), None, grammar)
-
-
-def _with_system(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    listed = "\n".join(orjson.dumps(tool["function"]).decode() for tool in tools)
-    system = _SYSTEM.format(tools=listed)
-    first = messages[0]
-    if first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{system}"}, *messages[1:]]
-    return [{"role": "system", "content": system}, *messages]
+    return ToolPlan(msgspec.to_builtins(body.tools), grammar)
 
 
 def _forced(body: ChatRequest, tools: list[FunctionTool]) -> str:

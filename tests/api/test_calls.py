@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from engine.protocol.messages import ModelCard
 from gateway.api.calls import CallReader
 from gateway.api.schemas.chat import ChatRequest
-from gateway.api.schemas.messages import render
 from gateway.api.tools import plan_tools
 from gateway.errors import ApiError
 
@@ -93,32 +92,25 @@ def request(**fields: Any) -> ChatRequest:
     return body
 
 
-def card(*capabilities: str, template: str = "") -> ModelCard:
-    return ModelCard("m", "h", 1, 100, 100, (0,), None, False, "", template, capabilities, "m", 0)
+def card(*capabilities: str) -> ModelCard:
+    return ModelCard("m", "h", 1, 100, 100, (0,), None, False, "", "", capabilities, "m", 0)
 
 
 def test_the_plan_follows_tool_choice() -> None:
     able = card("chat", "tools", "grammar")
 
     def plan(**fields: Any) -> Any:
-        body = request(**fields)
-        return plan_tools(body, able, render(body.messages))
+        return plan_tools(request(**fields), able)
 
     assert plan(tool_choice="none") is None
     assert plan().grammar == plan(tool_choice="auto").grammar == ""
-    assert "tools" in plan().messages[0]["content"] and plan().messages[0]["role"] == "system"
+    assert [t["function"]["name"] for t in plan().tools] == ["f", "g"]
     either = json.loads(plan(tool_choice="required").grammar)["schema"]
     assert [s["properties"]["name"]["const"] for s in either["anyOf"]] == ["f", "g"]
     many = json.loads(plan(tool_choice="required", parallel_tool_calls=True).grammar)["schema"]
     assert many["type"] == "array" and many["minItems"] == 1
     named = json.loads(plan(tool_choice={"type": "function", "function": {"name": "g"}}).grammar)["schema"]
     assert named["properties"]["name"] == {"const": "g"}
-
-
-def test_a_template_that_knows_tools_gets_them_itself() -> None:
-    body = request()
-    plan = plan_tools(body, card("tools", template="{{ tools }}"), render(body.messages))
-    assert plan is not None and plan.tools and plan.messages[0]["role"] == "user"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +122,6 @@ def test_a_template_that_knows_tools_gets_them_itself() -> None:
     ],
 )
 def test_what_can_not_be_honoured_is_named(capabilities: tuple[str, ...], fields: dict[str, Any], param: str) -> None:
-    body = request(**fields)
     with pytest.raises(ApiError) as refused:
-        plan_tools(body, card(*capabilities), render(body.messages))
+        plan_tools(request(**fields), card(*capabilities))
     assert refused.value.param == param
