@@ -24,6 +24,7 @@ from gateway.api.frames import (
     error_frame,
 )
 from gateway.api.idempotency import keep as keep_result
+from gateway.api.schemas.tools import Calling
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from tenants.billing.rating import charge
@@ -44,8 +45,10 @@ class Wish:
     logprobs: bool = False
     tier: str | None = None
     echoes: Sequence[str] = ()
-    forced_calls: bool | None = None
-    """None: no tools; False: the model may call one; True: it must."""
+    calls: Calling | None = None
+    """Tools that the answer may call."""
+    bare: bool = False
+    """A call may come without its marks."""
 
 
 @dataclass(slots=True)
@@ -70,12 +73,14 @@ class Answer:
         # The tier it really runs in, said only to those who asked for one.
         self._tier = ticket.tier.name if wish.tier is not None else None
         self._flight = ticket.flight
-        self._choices = [_Choice(reader=_reader(wish)) for _ in range(ticket.order.choices)]
+        self._choices = [_Choice(reader=self._reader(i)) for i in range(ticket.order.choices)]
         self._created = int(time.time())
         # The same weights, tokenizer and template: with a seed, the same text.
         self._fingerprint = f"fp_{ticket.order.model.card.hash[:12]}"
         prefix = "chatcmpl" if wish.chat else "cmpl"
         self.kept: list[bytes] = []
+        self._unsent = 0
+        """Tokens whose text was held back."""
         self._id = f"{prefix}-{ticket.flight.route.request}"
 
     async def first(self, wait_s: float | None) -> list[Delta]:
@@ -169,6 +174,13 @@ class Answer:
             choice.finish = delta.finish
         return new
 
+    def _reader(self, choice: int) -> CallReader | None:
+        calls = self._wish.calls
+        if calls is None:
+            return None
+        seed = f"{self._flight.route.request}:{choice}"
+        return CallReader(calls.names, bare=self._wish.bare, many=calls.many, seed=seed)
+
     def _finish(self, choice: _Choice) -> str:
         """A model that ended by itself after calling a tool waits for the tool."""
         called = choice.reader is not None and choice.reader.calls
@@ -181,33 +193,34 @@ class Answer:
 
     def _encode(self, frames: ChatFrames | CompletionFrames, batch: list[Delta]) -> bytes:
         parts: list[bytes] = []
-        tokens = 0
         for delta in batch:
             choice = self._choices[delta.choice]
-            tokens += self._count(choice, delta)
+            self._unsent += self._count(choice, delta)
             text = delta.text
             if not choice.started and self._wish.echoes:
                 text = self._wish.echoes[delta.choice] + text
             if delta.logprobs:
                 choice.logprobs.extend(delta.logprobs)
+            calls: list[dict[str, Any]] = []
             if choice.reader is not None:
                 text, calls = choice.reader.push(text)
                 if delta.finish is not None:
                     text += choice.reader.flush()
-                if calls and isinstance(frames, ChatFrames):
-                    logprobs = self._take_logprobs(frames, choice)
-                    parts.append(frames.calls(delta.choice, calls, logprobs, not choice.started))
-                    choice.started = True
             # Log-probabilities of tokens whose text is still held back wait for it.
-            if text or (choice.logprobs and delta.finish is not None):
+            if text or (choice.logprobs and delta.finish is not None and not calls):
                 parts.append(frames.text(delta.choice, text, self._take_logprobs(frames, choice), not choice.started))
                 choice.started = True
                 choice.length += len(text)
+            if calls and isinstance(frames, ChatFrames):
+                logprobs = self._take_logprobs(frames, choice)
+                parts.append(frames.calls(delta.choice, calls, logprobs, not choice.started))
+                choice.started = True
             if delta.finish is not None:
                 parts.append(frames.end(delta.choice, self._finish(choice), not choice.started))
                 choice.started = True
         if parts:
-            self._flight.delivered(tokens)
+            self._flight.delivered(self._unsent)
+            self._unsent = 0
         return b"".join(parts)
 
     def _take_logprobs(self, frames: ChatFrames | CompletionFrames, choice: _Choice) -> bytes:
@@ -272,7 +285,3 @@ class Answer:
         echo = self._wish.echoes[index] if self._wish.echoes else ""
         older = completion_logprobs(choice.logprobs, len(echo)) if self._wish.logprobs else None
         return {"text": echo + text, "index": index, "logprobs": older, "finish_reason": finish}
-
-
-def _reader(wish: Wish) -> CallReader | None:
-    return CallReader(wish.forced_calls) if wish.forced_calls is not None else None

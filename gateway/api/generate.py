@@ -19,7 +19,7 @@ from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.common import GenerationRequest, check_bias, stops_of, unsupported
 from gateway.api.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from gateway.api.schemas.messages import render
-from gateway.api.tools import plan_tools
+from gateway.api.schemas.structured import TextFormat, Wanted
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
 from gateway.plane import Plane, current
@@ -51,15 +51,16 @@ async def chat_order(plane: Plane, arrival: Arrival, principal: Principal, body:
     model = await plane.admission.find_model(arrival, principal, body.model)
     _check_capability(model, "chat", "messages")
     messages = render(body.messages)
-    plan = plan_tools(body, model.card)
-    grammar = plan.grammar if plan else _grammar(body.grammar(), model, _constraint_param(body))
-    if grammar:
-        await plane.grammars.check(model.card, grammar, "tools" if plan else _constraint_param(body))
+    calls = body.calling()
+    if calls is not None and "tools" not in model.card.capabilities:
+        raise unsupported("tools", "this model can't call tools.")
+    grammar = await _grammar(plane, principal, model, body.constraint(calls))
     sampling = _sampling(body, model.card, body.token_limit, top_logprobs=_chat_logprobs(body), grammar=grammar)
-    prompts = await plane.prompts.chat(model.card, messages, plan.tools if plan else None)
+    prompts = await plane.prompts.chat(model.card, messages, calls.shown if calls is not None else None)
     order = _order(body, "chat", model, prompts, sampling, "messages", messages)
-    calls = None if plan is None else bool(plan.grammar)
-    wish = Wish(True, body.include_usage, logprobs=bool(body.logprobs), tier=body.service_tier, forced_calls=calls)
+    # With a format the answer itself may be such an object: then calls are known by their marks alone.
+    bare = body.response_format is None or isinstance(body.response_format, TextFormat)
+    wish = Wish(True, body.include_usage, logprobs=bool(body.logprobs), tier=body.service_tier, calls=calls, bare=bare)
     return order, wish
 
 
@@ -75,9 +76,7 @@ async def completion_order(
     wanted = body.logprobs if body.logprobs is not None else -1
     if wanted >= 0 and body.echo:
         raise unsupported("logprobs", "log-probabilities of the prompt can't be computed; drop 'echo' or 'logprobs'.")
-    grammar = _grammar(body.structured_outputs.encode() if body.structured_outputs else "", model, "structured_outputs")
-    if grammar:
-        await plane.grammars.check(model.card, grammar, "structured_outputs")
+    grammar = await _grammar(plane, principal, model, body.constraint())
     sampling = _sampling(body, model.card, limit, top_logprobs=wanted, grammar=grammar)
     given = body.prompts()
     prompts = await plane.prompts.completion(model.card, given)
@@ -178,13 +177,14 @@ def _check_capability(model: Model, capability: str, param: str) -> None:
         )
 
 
-def _constraint_param(body: GenerationRequest) -> str:
-    return "structured_outputs" if body.structured_outputs is not None else "response_format"
-
-
-def _grammar(grammar: str, model: Model, param: str) -> str:
-    if grammar and "grammar" not in model.card.capabilities:
-        raise unsupported(param, "this model's engine can't constrain its answers.")
+async def _grammar(plane: Plane, principal: Principal, model: Model, wanted: Wanted | None) -> str:
+    """The constraint as the engine takes it, tried before anything is admitted; empty for none."""
+    if wanted is None:
+        return ""
+    if "grammar" not in model.card.capabilities:
+        raise unsupported(wanted.param.partition(".")[0], "this model's engine can't constrain its answers.")
+    grammar = wanted.text()
+    await plane.grammars.check(model.card, grammar, wanted.param, principal.tenant)
     return grammar
 
 

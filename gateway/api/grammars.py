@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 from engine.protocol.messages import ModelCard
 from engine.text.grammar import Trial, TrialError
@@ -15,7 +17,7 @@ __all__ = ["Grammars"]
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED = 1024
+_REMEMBERED = 4096
 _PROCESSES = 4
 """Models whose trial process is kept; the one used longest ago ends."""
 
@@ -26,27 +28,35 @@ class Grammars:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._trials: OrderedDict[str, Trial] = OrderedDict()
-        self._known: OrderedDict[tuple[str, str], str | None] = OrderedDict()
+        self._known: OrderedDict[bytes, str | None] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
         for trial in self._trials.values():
             trial.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def check(self, card: ModelCard, grammar: str, param: str) -> None:
+    async def check(self, card: ModelCard, grammar: str, param: str, tenant: str) -> None:
         """Raises `ApiError` 400 with the reason when `grammar` can't be enforced for this model."""
-        key = (card.hash, grammar)
+        key = hashlib.blake2b(f"{card.hash} {grammar}".encode(), digest_size=16).digest()
         if key not in self._known:
-            try:
-                refusal = await asyncio.get_running_loop().run_in_executor(self._pool, self._refusal, card, grammar)
-            except TrialError as error:
-                log.error("constraints can't be tried: %s", error)
-                raise ApiError("backend_unavailable", "The constraint can't be checked right now.") from None
-            self._known[key] = refusal
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            # One at a time for each tenant: who sends many slow ones waits for himself.
+            lock = self._locks.setdefault(tenant, asyncio.Lock())
+            async with lock:
+                if key not in self._known:
+                    await self._try(key, card, grammar)
         if (reason := self._known[key]) is not None:
-            raise ApiError("invalid_value", f"'{param}' can't be enforced: {reason[:500]}.", param=param)
+            raise ApiError("invalid_grammar", f"'{param}' can't be enforced: {reason}.", param=param)
+
+    async def _try(self, key: bytes, card: ModelCard, grammar: str) -> None:
+        try:
+            refusal = await asyncio.get_running_loop().run_in_executor(self._pool, self._refusal, card, grammar)
+        except TrialError as error:
+            log.error("constraints can't be tried: %s", error)
+            raise ApiError("backend_unavailable", "The constraint can't be checked right now.") from None
+        self._known[key] = refusal
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
 
     def _refusal(self, card: ModelCard, grammar: str) -> str | None:
         trial = self._trials.pop(card.hash, None) or Trial(card)

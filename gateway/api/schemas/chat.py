@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from msgspec import Meta, Struct
-from msgspec import json as _json
+from msgspec import Meta
 
-from gateway.api.schemas.common import GenerationRequest, Positive, invalid, unsupported
-from gateway.api.schemas.messages import Message
+from gateway.api.schemas.common import GenerationRequest, Positive, check_unconstrained, invalid, unsupported
+from gateway.api.schemas.messages import Message, check_tool_results
+from gateway.api.schemas.structured import (
+    ResponseFormat,
+    TextFormat,
+    Wanted,
+    wanted_by_extension,
+    wanted_by_format,
+    with_calls,
+)
+from gateway.api.schemas.tools import Calling, FunctionTool, ToolChoice, calling
 
-__all__ = ["ChatRequest", "FunctionTool", "ResponseFormat"]
-
-
-class Function(Struct):
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionTool(Struct, tag_field="type", tag="function"):
-    function: Function
-
-
-class NamedFunction(Struct):
-    name: str
-
-
-class NamedChoice(Struct):
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class JsonSchema(Struct):
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TextFormat(Struct, tag_field="type", tag="text"):
-    pass
-
-
-class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
-    pass
-
-
-class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
-    json_schema: JsonSchema
-
-
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+__all__ = ["ChatRequest"]
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -62,7 +28,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Annotated[str, Meta(max_length=512)]] | None = None
     store: bool | None = None
@@ -85,24 +51,19 @@ class ChatRequest(GenerationRequest, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
         self._check_metadata()
-        self._check_tools()
-        if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
-            raise invalid("structured_outputs", "Send either 'structured_outputs' or 'response_format'.")
+        check_tool_results(self.messages)
+        self._check_constraints()
         self._check_unsupported()
 
     def _check_metadata(self) -> None:
         if self.metadata is not None and (len(self.metadata) > 16 or any(len(k) > 64 for k in self.metadata)):
             raise invalid("metadata", "'metadata' holds at most 16 keys of at most 64 characters.")
 
-    def _check_tools(self) -> None:
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise invalid("tools", "Two tools have the same name.")
-        choice = self.tool_choice
-        if not names and choice is not None and choice not in ("none", "auto"):
-            raise invalid("tool_choice", "'tool_choice' needs 'tools'.")
-        if isinstance(choice, NamedChoice) and choice.function.name not in names:
-            raise invalid("tool_choice", f"No tool is named '{choice.function.name[:64]}'.")
+    def _check_constraints(self) -> None:
+        if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
+            raise invalid("structured_outputs", "Send either 'structured_outputs' or 'response_format'.")
+        if self.constraint(self.calling()) is not None:
+            check_unconstrained(self)
 
     def _check_unsupported(self) -> None:
         if self.modalities is not None and self.modalities != ["text"]:
@@ -124,15 +85,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def token_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
-    def grammar(self) -> str:
-        """The constraint on the answer's text as `Sampling.grammar`, or empty."""
-        if self.structured_outputs is not None:
-            return self.structured_outputs.encode()
-        match self.response_format:
-            case JsonObjectFormat():
-                return _json.encode({"kind": "json_object"}).decode()
-            case JsonSchemaFormat(json_schema=wanted) if wanted.schema is not None:
-                return _json.encode({"kind": "json_schema", "schema": wanted.schema}).decode()
-            case JsonSchemaFormat():
-                return _json.encode({"kind": "json_object"}).decode()
-        return ""
+    def calling(self) -> Calling | None:
+        """How the answer may call tools."""
+        return calling(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
+
+    def constraint(self, calls: Calling | None) -> Wanted | None:
+        """What the answer is held to."""
+        return with_calls(wanted_by_format(self.response_format) or wanted_by_extension(self.structured_outputs), calls)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from msgspec import json as _json
 
 from gateway.errors import ApiError
 
@@ -14,6 +13,7 @@ __all__ = [
     "StreamOptions",
     "StructuredOutputs",
     "check_bias",
+    "check_unconstrained",
     "invalid",
     "stops_of",
     "unsupported",
@@ -23,8 +23,11 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 512
 MAX_BIASES = 1024
 
+_OTHER_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema")
+
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1)]
+Choice = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class StreamOptions(Struct):
@@ -33,29 +36,17 @@ class StreamOptions(Struct):
 
 
 class StructuredOutputs(Struct):
-    """What the whole answer must be: exactly one of these."""
+    """An extension: exactly one of these is what the whole answer must be."""
 
     json: dict[str, Any] | bool | None = None
-    regex: str | None = None
-    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=1000)] | None = None
-    grammar: str | None = None
+    regex: Annotated[str, Meta(min_length=1, max_length=16_384)] | None = None
+    choice: Annotated[list[Choice], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: Annotated[str, Meta(min_length=1, max_length=65_536)] | None = None
     """Lark, or GBNF."""
 
     def check(self) -> None:
-        if sum(getattr(self, name) is not None for name in ("json", "regex", "choice", "grammar")) != 1:
+        if sum(getattr(self, name) is not None for name in self.__struct_fields__) != 1:
             raise invalid("structured_outputs", "'structured_outputs' has exactly one of json, regex, choice, grammar.")
-
-    def encode(self) -> str:
-        """As `Sampling.grammar`."""
-        if self.json is not None:
-            wanted: dict[str, Any] = {"kind": "json_schema", "schema": self.json}
-        elif self.regex is not None:
-            wanted = {"kind": "regex", "regex": self.regex}
-        elif self.choice is not None:
-            wanted = {"kind": "choice", "choice": self.choice}
-        else:
-            wanted = {"kind": "lark", "lark": self.grammar}
-        return _json.encode(wanted).decode()
 
 
 class GenerationRequest(Struct, kw_only=True):
@@ -84,6 +75,13 @@ class GenerationRequest(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    # Other servers' names for that, refused by name: ignored they would leave the answer unconstrained.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    grammar: Any = None
+    json_schema: Any = None
 
     def check(self) -> None:
         """Rules between fields."""
@@ -94,10 +92,20 @@ class GenerationRequest(Struct, kw_only=True):
             self.structured_outputs.check()
         if self.stop_token_ids is not None and len(self.stop_token_ids) > 64:
             raise invalid("stop_token_ids", "'stop_token_ids' holds at most 64 ids.")
+        for name in _OTHER_NAMES:
+            if getattr(self, name) is not None:
+                raise unsupported(name, "use 'structured_outputs' or 'response_format'.")
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def check_unconstrained(body: GenerationRequest) -> None:
+    """A constrained answer ends where its grammar ends: neither sooner nor later."""
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(body, name):
+            raise unsupported(name, "a constrained answer ends where its grammar does.")
 
 
 def invalid(param: str, message: str) -> ApiError:

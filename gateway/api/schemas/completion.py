@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gateway.api.schemas.common import GenerationRequest, invalid, unsupported
+from gateway.api.schemas.common import GenerationRequest, check_unconstrained, invalid, unsupported
+from gateway.api.schemas.structured import Wanted, wanted_by_extension
 
 __all__ = ["DEFAULT_MAX_TOKENS", "MAX_PROMPTS", "CompletionRequest"]
 
@@ -33,9 +34,15 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise unsupported("best_of", "choose among 'n' answers yourself.")
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "'max_tokens' must be at least 1.")
+        if self.structured_outputs is not None:
+            check_unconstrained(self)
         prompts = self.prompts()
         if len(prompts) * (self.n or 1) > MAX_PROMPTS:
             raise invalid("prompt", f"At most {MAX_PROMPTS} answers can be asked for at once (prompts times 'n').")
+
+    def constraint(self) -> Wanted | None:
+        """What the answer is held to."""
+        return wanted_by_extension(self.structured_outputs)
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt: its text, or its token ids."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gateway.errors import ApiError
 
-__all__ = ["Message", "render"]
+__all__ = ["Message", "check_tool_results", "render"]
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
@@ -87,6 +87,21 @@ class FunctionMessage(Struct, tag_field="role", tag="function"):
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+
+
+def check_tool_results(messages: list[Message]) -> None:
+    """A result answers a call made before it."""
+    made: set[str] = set()
+    for i, message in enumerate(messages):
+        match message:
+            case AssistantMessage(tool_calls=list() as calls):
+                made.update(call.id for call in calls)
+            case ToolMessage(tool_call_id=call) if call not in made:
+                raise ApiError(
+                    "invalid_value",
+                    f"'messages[{i}]' answers the call '{call[:64]}', which no assistant message before it makes.",
+                    param=f"messages[{i}].tool_call_id",
+                )
 
 
 def render(messages: list[Message]) -> list[dict[str, Any]]:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.chat import FunctionTool
 from gateway.api.schemas.common import invalid
 from gateway.api.schemas.messages import Message
+from gateway.api.schemas.tools import FunctionTool
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 
