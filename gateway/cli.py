@@ -139,6 +139,9 @@ def bench(context: typer.Context) -> None:
 @app.command(context_settings=PASS_ON)
 def manage(context: typer.Context) -> None:
     """Django's commands (`sluice manage shell`) on the installation in SLUICE_DATA_DIR (default var)."""
+    folder = DataFolder(Path(os.environ.get("SLUICE_DATA_DIR", VAR)))
+    if not folder.locked() and "DATABASE_URL" not in os.environ:
+        typer.echo(f"nothing runs on {folder.path}: without `sluice up` there is no database to ask.", err=True)
     _become(["-m", "django", *context.args])
 
 

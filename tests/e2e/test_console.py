@@ -39,7 +39,7 @@ async def test_a_request_is_counted_against_tenant_slo_and_price(stack: Stack, p
     await _sign_in(page, stack)
     row = page.locator("#row-interactive-alpha")
     await expect(row.locator("td[data-label='Requests']")).not_to_have_text("0", timeout=15_000)
-    await expect(row.locator("td[data-label='Charged']")).to_contain_text("USD", timeout=15_000)
+    await expect(row.locator("td[data-label^='Charged']")).to_contain_text("USD", timeout=15_000)
     await expect(page.locator("#freshness .word")).to_have_text("Live")
     await expect(page.locator("table.engines .badge").first).to_have_text("ready")
 

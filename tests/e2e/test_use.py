@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai import APIStatusError, OpenAI
 
-from tests.e2e.stack import Stack, until
+from tests.e2e.stack import Stack, sluice, until
 
 MODEL = "smollm2-135m"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
@@ -100,6 +100,12 @@ async def test_sixteen_streams_of_different_lengths_complete_and_balance(stack: 
         assert row[1] == tokens
     total = await asyncio.to_thread(stack.rows, "SELECT COALESCE(SUM(amount), 0) FROM billing_ledgerentry")
     assert total == [(Decimal(0),)]
+
+
+def test_manage_reaches_this_installation(stack: Stack) -> None:
+    count = "from tenants.models import Tenant; print(Tenant.objects.count())"
+    done = sluice("manage", "shell", "-v", "0", "-c", count, SLUICE_DATA_DIR=str(stack.data_dir))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")
 
 
 @pytest.mark.parametrize("tenant", ["alpha", "beta", "delta", "gamma"])
