@@ -107,8 +107,11 @@ local function fair_pick(p, pool, credit)
     local running = p .. 'running:' .. pool
     local total = tonumber(redis.call('HGET', running, t[1])) or 0
     local share = math.max(1, math.floor(total / (redis.call('ZCARD', actives(p, pool, t[1])) + 1)))
+    local limit = least_counter(p, pool, t[1]) + GATE
     for _, member in ipairs(heads(p, pool, t[1])) do
-      if (tonumber(redis.call('HGET', running, t[1] .. ':' .. member)) or 0) < share then return t[1], member, 0, true end
+      local name = t[1] .. ':' .. member
+      local behind = string.sub(member, 1, 1) == '~' or counter_of(p, pool, name) <= limit
+      if behind and (tonumber(redis.call('HGET', running, name)) or 0) < share then return t[1], member, 0, true end
     end
   end
 end

@@ -107,7 +107,8 @@ class FairQueue:
         `tiers` are (name, rank) of those with anything queued, in rank order; `heads` are (arrival, tenant) by arrival.
         A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
         a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Last,
-        credit under the name "+" (rows kept free for it) takes the oldest head of a tenant that runs little.
+        credit under the name "+" (rows kept free for it) takes the oldest head of a tenant within Δ that runs less
+        than an equal share of what runs.
         """
         for by_floor in (True, False):
             for tier, rank in tiers:
@@ -120,7 +121,8 @@ class FairQueue:
             total = sum(n for (name, _), n in self.running.items() if name == tier)
             share = max(1, total // (len(self.active.get(tier, ())) + 1))
             for _, tenant in heads(tier)[:HEADS]:
-                if self.running.get((tier, tenant), 0) < share:
+                behind = tenant.startswith("~") or self.counters.get((tier, tenant), 0) <= self.least(tier) + GATE
+                if behind and self.running.get((tier, tenant), 0) < share:
                     return Pick(tier, tenant, False, True)
         return None
 

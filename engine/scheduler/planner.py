@@ -48,6 +48,7 @@ class Planner:
         self._outlooks: dict[int, Outlook] = {}
         self._fresh_groups: set[int] = set()
         self._evicted: list[tuple[float, ...]] = []  # bands of the sequences this plan parks
+        self._futile: set[tuple[float, ...]] = set()  # bands of newcomers for whom no victims were found
         self._pressed = False
         self._prefilled = False
         self._spare_s = inf
@@ -293,9 +294,14 @@ class Planner:
             return True
         if not self._config.preempt:
             return False
+        band = self._policy.band(s, self._view)
+        if band in self._futile:
+            return False
         rows = 1 - ledger.rows
         blocks = need - device.available - ledger.coming
         chosen = Victims(self._s, self._view).for_newcomer(s, self._policy, self._parks, rows, blocks)
+        if not chosen:
+            self._futile.add(band)
         for victim in chosen:
             self._park(victim)
         return bool(chosen) and ledger.rows > 0 and need <= device.available
@@ -318,7 +324,7 @@ class Planner:
         running = [r for r in scheduler.running.values() if r.number not in self._parks and r.table.blocks]
         stay = running
         if self._config.preempt:
-            stay = [r for r in running if r.tier <= s.tier or not self._policy.evicts(s, r, view, 0.0)]
+            stay = [r for r in running if r.tier <= s.tier or not self._policy.evicts(s, r, view, lambda _: 0.0)]
         pool = scheduler.device
         shared = max(0, pool.live * self._size - sum(r.known - r.cached for r in running))
         members = ((scheduler.remaining(r), r.known - r.cached) for r in stay)

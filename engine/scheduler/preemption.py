@@ -70,9 +70,9 @@ class Victims:
             s
             for s in self._scheduler.running.values()
             if s.number not in parks
+            and policy.evicts(newcomer, s, self._view, self._price)
             and not self._settling(s)
             and not self._by_floor(s)
-            and policy.evicts(newcomer, s, self._view, self._price(s))
         ]
         chosen: list[Sequence] = []
         for s in sorted(eligible, key=self._order):

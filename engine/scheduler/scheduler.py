@@ -126,6 +126,8 @@ class Scheduler:
         rooms: dict[int, Room] = {}
         for tier in sorted({0, 1, 2, *config.floors, *(s.tier for s in self._all.values())}):
             worse = [s for s in self.running.values() if s.tier > tier] if config.preempt else []
+            # One-shot work holds nothing while it waits: it gives way to a better tier without being evicted.
+            worse += [s for s in self.backlog if s.tier > tier and s.one_shot]
             evictable = max(0, len(worse) + min(0, free))
             slots = max(0, free - kept)
             evictable_tokens = sum(s.known for s in worse) if evictable else 0

@@ -139,9 +139,11 @@ class World:
     make: Callable[[str, SchedulerConfig], Any] = create
     lives: dict[int, Life] = field(default_factory=dict)
     now: float = 0.0
+    stopped: bool = False
+    """Set by a progress callback: end the run now."""
 
     def __post_init__(self) -> None:
-        self._queue = FairQueue()
+        self.queue = FairQueue()
         self._streams: dict[tuple[str, str], deque[int]] = {}
         self._events: list[tuple[float, int, int]] = []
         self._next = 0
@@ -163,7 +165,7 @@ class World:
         source = iter(arrivals)
         upcoming = next(source, None)
         done = 0
-        while upcoming is not None or self._events:
+        while (upcoming is not None or self._events) and not self.stopped:
             if upcoming is not None and (not self._events or upcoming.at_s <= self._events[0][0]):
                 self.now = max(self.now, upcoming.at_s)
                 self._arrive(upcoming)
@@ -198,7 +200,7 @@ class World:
                 self._go(engine, target)
             return
         tier = TIERS[arrival.tier].name
-        self._queue.enter(tier, arrival.tenant, int(arrival.weight * UNIT))
+        self.queue.enter(tier, arrival.tenant, int(arrival.weight * UNIT))
         self._streams.setdefault((tier, arrival.tenant), deque()).append(number)
         for index, engine in enumerate(self.fleet):
             if engine.asleep:
@@ -233,7 +235,7 @@ class World:
 
     def _pull(self, engine: Engine) -> None:
         credit = engine.credit(self.now)
-        while credit and (picked := self._queue.pick(self._queued(), credit, self._heads)) is not None:
+        while credit and (picked := self.queue.pick(self._queued(), credit, self._heads)) is not None:
             tier, tenant = picked.tier, picked.tenant
             queue = self._streams[tier, tenant]
             number = queue.popleft()
@@ -241,25 +243,25 @@ class World:
                 del self._streams[tier, tenant]
             for name in ("+",) if picked.express else [name for name in credit if name != "+"]:
                 credit[name] -= 1
-            self._queue.start(tier, tenant)
+            self.queue.start(tier, tenant)
             request = self._request(number, picked.by_floor)
             cost = int(self.config.w_in * len(request.prompt) * UNIT)
-            self._queue.charge(tier, tenant, cost, self._queued())
+            self.queue.charge(tier, tenant, cost, self._queued())
             engine.scheduler.submit(request, self.now)
 
     def _charge(self, engine: Engine) -> None:
         for rank, tenant, cost in engine.scheduler.take_charges():
-            self._queue.charge(TIERS[rank].name, tenant, int(cost * UNIT), self._queued())
+            self.queue.charge(TIERS[rank].name, tenant, int(cost * UNIT), self._queued())
 
     def _accounts(self) -> Accounts | None:
         if not self.front:
             return None
         ranks = {tier.name: tier.rank for tier in TIERS}
-        counters = {(ranks[tier], tenant): value / UNIT for (tier, tenant), value in self._queue.counters.items()}
-        return Accounts({ranks[t]: d / UNIT for t, d in self._queue.deficits.items()}, counters)
+        counters = {(ranks[tier], tenant): value / UNIT for (tier, tenant), value in self.queue.counters.items()}
+        return Accounts({ranks[t]: d / UNIT for t, d in self.queue.deficits.items()}, counters)
 
     def _ended(self, number: int) -> None:
         if self.front:
             arrival = self.lives[number].arrival
-            self._queue.stop(TIERS[arrival.tier].name, arrival.tenant)
-            self._queue.leave(TIERS[arrival.tier].name, arrival.tenant)
+            self.queue.stop(TIERS[arrival.tier].name, arrival.tenant)
+            self.queue.leave(TIERS[arrival.tier].name, arrival.tenant)

@@ -11,9 +11,10 @@ from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.cost import StepCost
 from engine.scheduler.sequence import Sequence, State
 
-__all__ = ["Key", "Policy", "View"]
+__all__ = ["Key", "Policy", "Price", "View"]
 
 Key = tuple[float, ...]
+Price = Callable[[Sequence], float]
 
 
 class View:
@@ -98,8 +99,8 @@ class Policy(Protocol):
 
     def urgency(self, s: Sequence, view: View) -> Key: ...
 
-    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
-        """May `waiting` take the place of `running`, which costs `price_s` to bring back?
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
+        """May `waiting` take the place of `running`, which costs `price(running)` seconds to bring back?
 
         Must be such that no two can evict each other in turn.
         """

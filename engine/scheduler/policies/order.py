@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from engine.scheduler.policies.base import Key, View
+from engine.scheduler.policies.base import Key, Price, View
 from engine.scheduler.sequence import Sequence
+
+_GAIN = 20.0
+"""Slack gained per second of restore cost, at least: keeps what evictions add to the work under a twentieth."""
 
 __all__ = ["Deadline", "Fair", "Fcfs", "Priority", "Tiered"]
 
@@ -20,7 +23,7 @@ class Fcfs:
     def urgency(self, s: Sequence, view: View) -> Key:
         return ()
 
-    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         return False
 
 
@@ -32,7 +35,7 @@ class Priority(Fcfs):
     def band(self, s: Sequence, view: View) -> Key:
         return (s.tier,)
 
-    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         return waiting.tier < running.tier
 
 
@@ -64,12 +67,13 @@ class Deadline(Fcfs):
         grain = round(slack, 2)  # within 10 ms the warmer prefix goes first
         return (0.0, grain, -float(view.hit(s)))
 
-    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         """Only who was never parked evicts, only for a gain that pays the price: so no two evict each other in turn."""
         if waiting.parks or running.parks or waiting.late:
             return False
         mine = view.slack(waiting)
-        return mine >= 0.0 and view.slack(running) - mine > 2.0 * price_s + view.config.min_stay_s
+        gain = view.slack(running) - mine - view.config.min_stay_s
+        return mine >= 0.0 and gain > 0.0 and gain > _GAIN * price(running)
 
 
 class Tiered(Deadline):
@@ -95,7 +99,6 @@ class Tiered(Deadline):
             return (-1.0, first, *rest)
         return (view.gate(s), first, *rest)
 
-    def evicts(self, waiting: Sequence, running: Sequence, view: View, price_s: float) -> bool:
-        if waiting.tier != running.tier:
-            return waiting.tier < running.tier
-        return super().evicts(waiting, running, view, price_s)
+    def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
+        """A strictly better tier only: between equals, eviction by slack cost a third of the goodput under load."""
+        return waiting.tier < running.tier
