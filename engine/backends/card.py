@@ -6,13 +6,21 @@ import hashlib
 import time
 
 from engine.models import Checkpoint
+from engine.models.encoder_folder import EncoderCheckpoint
 from engine.protocol.messages import PROTOCOL_VERSION, ModelCard
 
 __all__ = ["model_card"]
 
 
 def model_card(
-    checkpoint: Checkpoint, *, name: str, context_length: int, capabilities: tuple[str, ...], price_class: str
+    checkpoint: Checkpoint | EncoderCheckpoint,
+    *,
+    name: str,
+    context_length: int,
+    capabilities: tuple[str, ...],
+    price_class: str,
+    backend: str = "causal_lm",
+    embedding_dimensions: int = 0,
 ) -> ModelCard:
     """Two engines with the same weights, tokenizer, template and context length publish the same hash."""
     text = checkpoint.text
@@ -33,5 +41,7 @@ def model_card(
         created_ms=int(time.time() * 1000),
         bos_token=text.bos_token,
         eos_token=text.eos_token,
-        backend="causal_lm",
+        backend=backend,
+        embedding_dimensions=embedding_dimensions,
+        add_eos=text.add_eos,
     )

@@ -56,12 +56,13 @@ class CausalLM:
         block_size: int = 16,
         max_rows: int = 64,
         max_step_tokens: int = 512,
-        price_class: str = "standard",
+        price_class: str = "",
     ) -> CausalLM:
         """Read a GGUF file or a Hugging Face folder. Raises `ModelError` when it can't be used.
 
         `threads` is for this whole process: torch has one pool. `dtype` is fp32, bf16 or auto (what is fastest here).
-        `model` names the model to clients (default: the file's name); 0 as `context_length` takes the model's own.
+        `model` names the model to clients (default: the file's name) and, unless told otherwise, in the price book;
+        0 as `context_length` takes the model's own.
         """
         checkpoint = open_checkpoint(path)
         torch.set_num_threads(threads)
@@ -84,12 +85,13 @@ class CausalLM:
         capabilities: tuple[str, ...] = ("completion", "logprobs", "grammar")
         if checkpoint.text.chat_template:
             capabilities += ("chat", "tools")
+        name = model or Path(path).stem.lower()
         card = model_card(
             checkpoint,
-            name=model or Path(path).stem.lower(),
+            name=name,
             context_length=context,
             capabilities=capabilities,
-            price_class=price_class,
+            price_class=price_class or name,
         )
         runner = Runner(decoder, memory, Sampler(checkpoint.text.eos_ids), Grammars(card), -(-context // block_size))
         capacity = Capacity(

@@ -58,6 +58,26 @@ class TextAssets:
     add_bos: bool
     bos_token: str
     eos_token: str
+    add_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """Shape of a bidirectional transformer of the BERT family, and how its rows become one vector."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    vocab_size: int
+    positions: int
+    """Longest input, in tokens, that the weights allow."""
+    context_length: int
+    """Longest input the model was made for."""
+    norm_eps: float
+    pooling: str
+    """"mean" of all rows, or "cls": the first."""
+    normalize: bool
 
 
 class Checkpoint(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from engine.models.checkpoint import DecoderConfig, ModelError, RopeScaling, TextAssets, need
 from engine.models.hashing import file_sha256
 
-__all__ = ["FolderCheckpoint"]
+__all__ = ["FolderCheckpoint", "hash_files", "read_json", "read_tensor", "tensor_files"]
 
 _MODEL_TYPES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -24,32 +25,41 @@ class FolderCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
-        raw = _read_json(path / "config.json", required=True)
-        self._files = _tensor_files(path)
+        raw = read_json(path / "config.json", required=True)
+        self._files = tensor_files(path)
         self.config = _config(raw, self._files, str(path))
         self.text = _text(path, raw)
 
     def tensor(self, name: str) -> torch.Tensor:
-        file = self._files.get(name)
-        if file is None:
-            raise ModelError(f"{self.path}: the tensor {name} is missing")
-        try:
-            with safe_open(file, framework="pt") as handle:
-                return handle.get_tensor(name).float()
-        except SafetensorError as error:
-            raise ModelError(f"{file}: the file is corrupt: {error}") from error
+        return read_tensor(self.path, self._files, name)
 
     def content_hash(self) -> str:
-        digest = hashlib.sha256()
         named = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-        files = sorted({*self._files.values(), *(self.path / name for name in named)})
-        for file in files:
-            if file.exists():
-                digest.update(f"{file.name} {file_sha256(file)}\n".encode())
-        return digest.hexdigest()
+        return hash_files({*self._files.values(), *(self.path / name for name in named)})
 
 
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+def hash_files(files: Iterable[Path]) -> str:
+    """SHA-256 over the names and contents of those that exist."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        if file.exists():
+            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def read_tensor(path: Path, files: dict[str, Path], name: str) -> torch.Tensor:
+    """One tensor of a folder as float32. Raises `ModelError`."""
+    file = files.get(name)
+    if file is None:
+        raise ModelError(f"{path}: the tensor {name} is missing")
+    try:
+        with safe_open(file, framework="pt") as handle:
+            return handle.get_tensor(name).float()
+    except SafetensorError as error:
+        raise ModelError(f"{file}: the file is corrupt: {error}") from error
+
+
+def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     if not path.exists():
         if required:
             raise ModelError(f"{path.parent}: {path.name} is missing")
@@ -63,7 +73,7 @@ def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     return value
 
 
-def _tensor_files(path: Path) -> dict[str, Path]:
+def tensor_files(path: Path) -> dict[str, Path]:
     """The file of each tensor."""
     files: dict[str, Path] = {}
     for file in sorted(path.glob("*.safetensors")):
@@ -125,8 +135,8 @@ def _text(path: Path, raw: dict[str, Any]) -> TextAssets:
     tokenizer_file = path / "tokenizer.json"
     if not tokenizer_file.exists():
         raise ModelError(f"{path}: tokenizer.json is missing")
-    settings = _read_json(path / "tokenizer_config.json")
-    generation = _read_json(path / "generation_config.json")
+    settings = read_json(path / "tokenizer_config.json")
+    generation = read_json(path / "generation_config.json")
     tokenizer = tokenizer_file.read_text()
     bos_token, eos_token = _content(settings.get("bos_token")), _content(settings.get("eos_token"))
     ids = {t["content"]: t["id"] for t in json.loads(tokenizer).get("added_tokens", [])}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.models.checkpoint import Checkpoint, ModelError
 
-__all__ = ["open_checkpoint"]
+if TYPE_CHECKING:
+    from engine.models.encoder_folder import EncoderCheckpoint
+
+__all__ = ["open_checkpoint", "open_encoder"]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -21,5 +25,18 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if not path.exists():
             raise ModelError(f"{path}: there is no such file")
         return GGUFCheckpoint(path)
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def open_encoder(path: str | Path) -> EncoderCheckpoint:
+    """Open a folder with an embedding model. Raises `ModelError` with the reason when it can't be used."""
+    from engine.models.encoder_folder import EncoderCheckpoint
+
+    path = Path(path)
+    if not path.is_dir():
+        raise ModelError(f"{path}: an embedding model is a folder with config.json, tokenizer.json and safetensors")
+    try:
+        return EncoderCheckpoint(path)
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error

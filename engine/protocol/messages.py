@@ -238,6 +238,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     backend: str = "causal_lm"
     owned_by: str = "sluice"
     embedding_dimensions: int = 0
+    add_eos: bool = False
+    """A text is ended with the first of `eos_ids` (encoders)."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

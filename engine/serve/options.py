@@ -16,6 +16,7 @@ __all__ = ["Options", "parse"]
 
 _EPILOG = """examples:
   python -m engine.serve --pool smollm2-135m --model var/models/smollm2-135m.gguf --redis-url redis://127.0.0.1:6379/0
+  python -m engine.serve --pool all-minilm-l6-v2 --backend embedding --model var/models/all-minilm-l6-v2
   python -m engine.serve --pool demo --backend simulated --simulate decode_tps=40,prefill_tps=4000,tokens=64
 
 exit status: 0 after a drain, 2 for a wrong command line, 3 when the pool serves another model card,
@@ -65,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--backend",
-        choices=("causal_lm", "simulated"),
+        choices=("causal_lm", "embedding", "simulated"),
         default="causal_lm",
         help="what computes (default: %(default)s)",
     )
@@ -119,8 +120,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     a = parser.parse_args(arguments)
     if not a.redis_url:
         parser.error("no Redis address: give --redis-url or set REDIS_URL")
-    if a.backend == "causal_lm" and not a.model:
-        parser.error("the causal_lm backend needs --model")
+    if a.backend != "simulated" and not a.model:
+        parser.error(f"the {a.backend} backend needs --model")
     if a.lease_ms < 500:
         parser.error("--lease-ms must be at least 500: the engine renews it four times a second")
     not_negative = (a.threads, a.max_rows, a.max_step_tokens, a.context, a.host_memory_mib, a.drain_seconds)

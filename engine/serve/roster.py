@@ -172,7 +172,7 @@ class Roster:
     def _advance(self, active: Active, choice: Choice, a: Advance, extras: Extras, now: float) -> None:
         start = choice.count
         tokens, text = choice.advance(a.tokens) if a.tokens else (a.tokens, "")
-        if tokens:
+        if tokens or choice.sequence in extras.vectors:
             active.last_s = now
             if active.first_s is None:
                 active.first_s = now

@@ -34,6 +34,7 @@ class Tokenizer:
         self._encoder.no_truncation()
         layout = json.loads(card.tokenizer)
         self._decoder_steps = _steps(layout.get("decoder"))
+        self._kinds = {step.get("type") for step in self._decoder_steps}
         self._added: dict[int, str] = {t["id"]: t["content"] for t in layout.get("added_tokens", [])}
         self._specials = {t["content"]: t for t in layout.get("added_tokens", []) if t.get("special")}
         self._special_ids = frozenset(t["id"] for t in self._specials.values())
@@ -44,10 +45,13 @@ class Tokenizer:
         self._template = ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """A prompt's ids, with the leading BOS if the card asks for one. `special`: recognise special tokens in it."""
+        """A prompt's ids, with BOS before and EOS after it if the card asks for them. `special`: recognise special
+        tokens in it."""
         ids = self._encode_special(text) if special else self._encode_plain(text)
         if self.card.add_bos and self.card.bos_id is not None and ids[:1] != [self.card.bos_id]:
             ids.insert(0, self.card.bos_id)
+        if self.card.add_eos and ids[-1:] != [self.card.eos_ids[0]]:
+            ids.append(self.card.eos_ids[0])
         return ids
 
     def chat(
@@ -84,8 +88,10 @@ class Tokenizer:
 
     @cached_property
     def strips_first_space(self) -> bool:
-        """SentencePiece models write a space before the first word that isn't in the text."""
-        return any(step.get("type") == "Strip" and step.get("content") == " " for step in self._decoder_steps)
+        """SentencePiece and WordPiece models write a space before the first word that isn't in the text."""
+        return "WordPiece" in self._kinds or any(
+            step.get("type") == "Strip" and step.get("content") == " " for step in self._decoder_steps
+        )
 
     def _encode_plain(self, text: str) -> list[int]:
         return list(self._encoder.encode(text, add_special_tokens=False).ids)
@@ -113,8 +119,11 @@ class Tokenizer:
     @cached_property
     def _bytes(self) -> list[bytes]:
         """Bytes by id, for the whole vocabulary."""
-        kinds = {step.get("type") for step in self._decoder_steps}
-        to_bytes = _byte_level if "ByteLevel" in kinds else _sentence_piece
+        to_bytes = _sentence_piece
+        if "ByteLevel" in self._kinds:
+            to_bytes = _byte_level
+        elif "WordPiece" in self._kinds:
+            to_bytes = _word_piece
         vocabulary = self._encoder.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocabulary.values(), default=-1) + 1)
         for token, index in vocabulary.items():
@@ -149,3 +158,8 @@ def _byte_level(token: str) -> bytes:
 def _sentence_piece(token: str) -> bytes:
     byte = _HEX_BYTE.match(token)
     return bytes([int(byte.group(1), 16)]) if byte else token.replace("\u2581", " ").encode()
+
+
+def _word_piece(token: str) -> bytes:
+    """BERT's: `##` goes on with the word, anything else begins one."""
+    return token[2:].encode() if token.startswith("##") and len(token) > 2 else f" {token}".encode()

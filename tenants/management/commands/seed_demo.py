@@ -43,7 +43,12 @@ TIERS: dict[str, dict[str, Any]] = {
 }
 TENANTS = {"alpha": "interactive", "beta": "standard", "delta": "standard", "gamma": "batch"}
 # Nano-dollars per million tokens: input $0.10, cached $0.025, output $0.40 and half of it for everything unlisted.
-PRICES = {"smollm2-135m": (100_000_000, 25_000_000, 400_000_000), "default": (50_000_000, 12_500_000, 200_000_000)}
+# An embedding has no output, and each text is computed anew.
+PRICES = {
+    "smollm2-135m": (100_000_000, 25_000_000, 400_000_000),
+    "all-minilm-l6-v2": (20_000_000, 20_000_000, 0),
+    "default": (50_000_000, 12_500_000, 200_000_000),
+}
 ADMIN = "admin"
 
 
