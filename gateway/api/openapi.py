@@ -130,6 +130,7 @@ _ANSWERS: dict[str, Schema] = {
 def document() -> dict[str, Any]:
     """The whole description."""
     _, requests = msgspec.json.schema_components(_REQUESTS, ref_template=_REF)
+    _narrow(requests)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -146,6 +147,22 @@ def document() -> dict[str, Any]:
             "schemas": {**requests, **_ANSWERS},
         },
     }
+
+
+def _narrow(requests: dict[str, Schema]) -> None:
+    """Say in the schemas what the rules between fields refuse whatever the model is."""
+    chat = requests["ChatRequest"]["properties"]
+    for name in ("audio", "web_search_options", "functions", "function_call"):
+        chat[name] = {"type": "null"}
+    chat["store"] = {"enum": [None, False]}
+    chat["verbosity"] = {"enum": [None, "medium"]}
+    chat["reasoning_effort"] = {"enum": [None, "none"]}
+    chat["modalities"] = {"enum": [None, ["text"]]}
+    text = requests["CompletionRequest"]["properties"]
+    text["suffix"] = {"enum": [None, ""]}
+    given = {"properties": {"prompt": _STR, "messages": {"type": "null"}}, "required": ["prompt"]}
+    chatted = {"properties": {"prompt": {"type": "null"}, "messages": {"type": "array"}}, "required": ["messages"]}
+    requests["TokenizeRequest"]["oneOf"] = [given, chatted]
 
 
 def _paths() -> dict[str, Any]:

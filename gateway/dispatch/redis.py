@@ -10,6 +10,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 __all__ = ["connect"]
 
+_TURN_S = 10.0
+"""How long a request waits for a free connection: a burst of thousands is queued here, it is no outage."""
+
 
 def connect(url: str, *, connections: int = 32, timeout_s: float = 2.0) -> Redis:
     """A client that fails within `timeout_s` when the server is away, so that a request gets its error in time.
@@ -19,7 +22,7 @@ def connect(url: str, *, connections: int = 32, timeout_s: float = 2.0) -> Redis
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
-        timeout=timeout_s,
+        timeout=_TURN_S,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         retry=Retry(ExponentialBackoff(cap=0.1, base=0.02), 1),
