@@ -98,7 +98,7 @@ class EmbeddedServer:
     death_signal: int = signal.SIGTERM
     stop_steps: tuple[tuple[int, float], ...] = ((signal.SIGTERM, 15.0),)
 
-    def __init__(self, home: Path, sockets: Path, password: str, log: Path, owner: Owner | None) -> None:
+    def __init__(self, home: Path, sockets: Path, password: str, log: Path, owner: Owner | None = None) -> None:
         self.home, self.sockets, self.password, self.log, self.owner = home, sockets, password, log, owner
         self.child: subprocess.Popen[bytes] | None = None
 
