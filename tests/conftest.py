@@ -122,9 +122,19 @@ async def aredis(redis_url: str) -> AsyncIterator[object]:
 @pytest.fixture(scope="session")
 def model_file() -> Path:
     """The GGUF of smollm2-135m, fetched once into the checkout's data folder (or SLUICE_TEST_DATA_DIR)."""
+    return _pulled("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def embedding_model() -> Path:
+    """The folder of all-minilm-l6-v2, fetched likewise."""
+    return _pulled("all-minilm-l6-v2")
+
+
+def _pulled(name: str) -> Path:
     folder = os.environ.get("SLUICE_TEST_DATA_DIR") or str(Path(__file__).resolve().parents[1] / "var")
     done = subprocess.run(
-        [sys.executable, "-m", "engine.models", "pull", "smollm2-135m", "--data-dir", folder, "--json"],
+        [sys.executable, "-m", "engine.models", "pull", name, "--data-dir", folder, "--json"],
         capture_output=True,
         text=True,
         check=False,

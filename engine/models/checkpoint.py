@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # pulling a model must not wait for torch
 __all__ = ["Checkpoint", "DecoderConfig", "ModelError", "TextAssets", "need"]
 
 
-class ModelError(Exception):
+class ModelError(ValueError):
     """A model can't be used; the message says why in one sentence a user can act on."""
 
 

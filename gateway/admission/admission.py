@@ -236,11 +236,11 @@ def _may_use(principal: Principal, model: Model) -> bool:
 
 
 def _fit(order: Order) -> Order:
-    """The prompt must leave room for a token; the token limit is cut to the room that is left."""
+    """The prompt must leave room for a token, if any is wanted; the token limit is cut to the room that is left."""
     card: ModelCard = order.model.card
     longest = max(len(p) for p in order.prompts)
     room = card.context_length - longest
-    if room < 1:
+    if room < min(1, order.sampling.max_tokens):
         raise ApiError(
             "context_length_exceeded",
             f"This model's maximum context length is {card.context_length} tokens. However, your {order.param} "

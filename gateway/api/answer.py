@@ -45,6 +45,8 @@ class Wish:
     logprobs: bool = False
     tier: str | None = None
     echoes: Sequence[str] = ()
+    base64: bool = False
+    """Vectors as base64 of little-endian float32 instead of numbers."""
     calls: Calling | None = None
     """Tools that the answer may call."""
     bare: bool = False

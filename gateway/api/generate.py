@@ -25,7 +25,7 @@ from gateway.errors import ApiError
 from gateway.plane import Plane, current
 from tenants.principals import Principal
 
-__all__ = ["chat_completions", "chat_order", "completion_order", "completions"]
+__all__ = ["chat_completions", "chat_order", "check_capability", "completion_order", "completions"]
 
 _STREAM_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
@@ -49,7 +49,7 @@ async def completions(request: DataRequest) -> HttpResponseBase:
 async def chat_order(plane: Plane, arrival: Arrival, principal: Principal, body: ChatRequest) -> tuple[Order, Wish]:
     """A checked chat request as what admission takes."""
     model = await plane.admission.find_model(arrival, principal, body.model)
-    _check_capability(model, "chat", "messages")
+    check_capability(model, "chat")
     messages = render(body.messages)
     calls = body.calling()
     if calls is not None and "tools" not in model.card.capabilities:
@@ -69,7 +69,7 @@ async def completion_order(
 ) -> tuple[Order, Wish]:
     """A checked text completion request as what admission takes."""
     model = await plane.admission.find_model(arrival, principal, body.model)
-    _check_capability(model, "completion", "prompt")
+    check_capability(model, "completion")
     if body.max_tokens == 0:
         raise unsupported("max_tokens", "an echo without an answer can't be computed; ask for at least 1 token.")
     limit = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
@@ -170,11 +170,14 @@ def _chat_logprobs(body: ChatRequest) -> int:
     return (body.top_logprobs or 0) if body.logprobs else -1
 
 
-def _check_capability(model: Model, capability: str, param: str) -> None:
-    if capability not in model.card.capabilities:
-        raise ApiError(
-            "unsupported_value", f"The model '{model.card.model}' can't be used on this route ({param}).", param="model"
-        )
+def check_capability(model: Model, capability: str) -> None:
+    """400 on a route that the model does not serve."""
+    capabilities = model.card.capabilities
+    if capability not in capabilities:
+        routes = [name for name in ("chat", "completion", "embedding") if name in capabilities]
+        does = f"{' and '.join(routes)} requests" if routes else "none of these routes"
+        message = f"The model '{model.card.model}' does not serve {capability} requests; it serves {does}."
+        raise ApiError("unsupported_value", message, param="model")
 
 
 async def _grammar(plane: Plane, principal: Principal, model: Model, wanted: Wanted | None) -> str:

@@ -13,13 +13,14 @@ from gateway.api.handler import DataRequest
 from gateway.api.responses import raw_json
 from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.completion import CompletionRequest
+from gateway.api.schemas.embedding import EmbeddingRequest
 from gateway.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.errors import CODES
 
 __all__ = ["describe", "document"]
 
 _REF = "#/components/schemas/{name}"
-_REQUESTS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_REQUESTS = (ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 _GENERATION_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503)
 _READ_ERRORS = (400, 401, 403, 404, 405, 413, 500, 503)
 
@@ -115,6 +116,22 @@ _ANSWERS: dict[str, Schema] = {
         },
         {"service_tier": _STR},
     ),
+    "Embeddings": _object(
+        {
+            "object": {"const": "list"},
+            "model": _STR,
+            "data": _list(
+                _object(
+                    {
+                        "object": {"const": "embedding"},
+                        "index": _COUNT,
+                        "embedding": {"anyOf": [_list(_NUMBER), {"type": "string", "contentEncoding": "base64"}]},
+                    }
+                )
+            ),
+            "usage": _object({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+        }
+    ),
     "Model": _object(
         {"id": _STR, "object": {"const": "model"}, "created": _INT, "owned_by": _STR},
         {"context_length": _COUNT, "capabilities": _list(_STR), "aliases": _list(_STR), "available": _BOOL},
@@ -173,6 +190,9 @@ def _paths() -> dict[str, Any]:
         "/v1/chat/completions": {"post": generate | chat},
         "/v1/completions": {
             "post": generate | _post("createCompletion", "Continue a text.", "CompletionRequest", "Completion", True)
+        },
+        "/v1/embeddings": {
+            "post": generate | _post("createEmbedding", "A vector for each text.", "EmbeddingRequest", "Embeddings")
         },
         "/v1/tokenize": {
             "post": _post("tokenize", "Token ids of a text or conversation.", "TokenizeRequest", "Tokens")

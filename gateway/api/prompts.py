@@ -60,6 +60,19 @@ class Prompts:
 
         return await self.off_loop(encode)
 
+    async def embedding(self, card: ModelCard, inputs: Sequence[str | list[int]]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each text, special tokens in it read as text. Given ids are taken as they are."""
+        _check_size(card, max(len(p) for p in inputs if isinstance(p, str)) if _any_text(inputs) else 0, "input")
+
+        def encode() -> tuple[tuple[int, ...], ...]:
+            tokenizer = self.tokenizer(card)
+            for given in inputs:
+                if not isinstance(given, str):
+                    _check_vocabulary(card, given, "input")
+            return tuple(tuple(tokenizer.encode(p) if isinstance(p, str) else p) for p in inputs)
+
+        return await self.off_loop(encode)
+
     async def text(self, card: ModelCard, text: str) -> list[int]:
         """The ids of a text, as a prompt would have them."""
         _check_size(card, len(text), "prompt")

@@ -22,11 +22,13 @@ from django.http.request import validate_host
 
 from gateway.admission.admission import Arrival
 from gateway.api.answer import Answer
+from gateway.api.embeddings import VectorAnswer, embedding_order
 from gateway.api.generate import chat_order, completion_order
 from gateway.api.handler import arrival_of, new_request_id
 from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.completion import CompletionRequest
 from gateway.api.schemas.decode import decode_body
+from gateway.api.schemas.embedding import EmbeddingRequest
 from gateway.errors import ApiError
 from gateway.plane import current
 
@@ -60,6 +62,7 @@ _decoder = msgspec.json.Decoder(Auth | Ask | Cancel)
 _ROUTES: dict[str, tuple[type[Any], Callable[..., Awaitable[Any]]]] = {
     "/v1/chat/completions": (ChatRequest, chat_order),
     "/v1/completions": (CompletionRequest, completion_order),
+    "/v1/embeddings": (EmbeddingRequest, embedding_order),
 }
 
 
@@ -174,7 +177,8 @@ class StreamConsumer(AsyncWebsocketConsumer):
         body = decode_body(bytes(message.body), kind)
         body.check()
         order, wish = await order_of(plane, arrival, principal, body)
-        answer = Answer(await plane.admission.admit(arrival, principal, order), wish, plane.dispatcher)
+        ticket = await plane.admission.admit(arrival, principal, order)
+        answer = (VectorAnswer if order.kind == "embedding" else Answer)(ticket, wish, plane.dispatcher)
         try:
             await self._say({"type": "accepted", "id": message.id, "request": arrival.request})
             if order.stream:
