@@ -68,6 +68,9 @@ class DataHandler(ASGIHandler):
     async def _request(self, scope: Any, receive: Receive, arrival: Arrival) -> DataRequest:
         headers = dict(scope["headers"])
         _check_host(scope["headers"])
+        if not scope["path"].startswith("/"):
+            # `OPTIONS *`: no view answers for the server as a whole, and URL patterns know paths only.
+            raise ApiError("not_found", f"Unknown request URL: {scope['method']} {scope['path'][:200]}.")
         body = await read_body(headers, receive, settings.SLUICE_MAX_BODY_BYTES)
         try:
             request = self.request_class(scope, BytesIO(body))

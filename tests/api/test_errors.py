@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import select
 import socket
 from typing import Any
 
@@ -90,6 +91,8 @@ def check(response: httpx.Response, status: int, code: str | None = None) -> dic
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"min_tokens": 2**64}, "min_tokens"),
+        ({"top_k": 2**64}, "top_k"),
         ({"deadline_ms": 0}, "deadline_ms"),
         ({"model": None}, "model"),
         ({"model": 5}, "model"),
@@ -237,6 +240,63 @@ def test_headers_are_bounded(gateway: Gateway) -> None:
     start = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
     assert exchange(gateway, start + b"X: " + b"x" * 10_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 200")
     assert exchange(gateway, start + b"X: " + b"x" * 70_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("start", [b"GET /healthz HTTP/1.1\r\nX: ", b"GET /healthz HTTP/1.1\r\n", b"GET /"])
+def test_a_head_that_never_ends_is_cut_off(gateway: Gateway, start: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
+        connection.sendall(start)
+        # Cut off with data unread, the answer may be lost in the reset: only that it ends is sure.
+        with pytest.raises(OSError):
+            for _ in range(1000):
+                connection.sendall(b"x" * 10_000)
+                if select.select([connection], [], [], 0)[0] and connection.recv(12) in (b"HTTP/1.1 400", b""):
+                    raise ConnectionAbortedError
+
+
+def test_a_large_body_is_not_counted_as_headers(gateway: Gateway) -> None:
+    key, body = gateway.stack.keys["alpha"].encode(), b'{"model":"sim","prompt":"' + b"x" * 200_000 + b'"}'
+    one = b"POST /v1/tokenize HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n" % (
+        key,
+        len(body),
+    )
+    last = one + b"Connection: close\r\n\r\n" + body
+    assert exchange(gateway, (one + b"\r\n" + body) * 2 + last).count(b"HTTP/1.1 200") == 3
+
+
+def test_an_offer_of_http2_is_declined_and_the_request_served(gateway: Gateway) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    start = (
+        b"POST /v1/tokenize HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\n" % gateway.stack.keys["alpha"].encode()
+    )
+    body = b'{"model":"sim","prompt":"hi"}'
+    whole = start + offer + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    chunked = start + offer + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    last = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    assert exchange(gateway, whole + chunked + last).count(b"HTTP/1.1 200") == 3
+
+
+def test_only_a_get_opens_a_socket(gateway: Gateway) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    request = b"POST /v1/stream HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n" + upgrade + b"\r\n{}"
+    answer = exchange(gateway, request + b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404") and answer.count(b"HTTP/1.1 200") == 1
+
+
+def test_a_trailer_is_no_header(gateway: Gateway) -> None:
+    key = gateway.stack.keys["alpha"].encode()
+    head = b"POST /v1/tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
+    chunk, trailer = b'1d\r\n{"model":"sim","prompt":"hi"}\r\n0\r\n', b"Authorization: Bearer %s\r\n" % key
+    assert exchange(gateway, head + b"\r\n" + chunk + trailer + b"\r\n").startswith(b"HTTP/1.1 401")
+    wrong = b"Authorization: Bearer sk-wrong\r\n"
+    assert exchange(gateway, head + trailer + b"\r\n" + chunk + wrong + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("line", [b"OPTIONS *", b"GET *", b"GET http://other", b"CONNECT other:443"])
+def test_a_target_that_is_no_path(gateway: Gateway, line: bytes) -> None:
+    answer = exchange(gateway, line + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert answer.split(b" ")[1] in (b"400", b"404") and b'"error"' in answer
 
 
 def test_two_hosts_are_refused(gateway: Gateway) -> None:

@@ -72,7 +72,7 @@ class GenerationRequest(Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
     structured_outputs: StructuredOutputs | None = None
     # Other servers' names for that, refused by name: ignored they would leave the answer unconstrained.
