@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.local.folder import DataFolder
-from gateway.local.stack import DEFAULT_MODEL, Options
+from gateway.local.stack import DEFAULT_EMBEDDING_MODEL, DEFAULT_MODEL, Options
 
 __all__ = ["app", "main"]
 
@@ -43,12 +43,21 @@ def up(
     model: Annotated[
         str, typer.Option(help="A known model, or the path of a GGUF file or a Hugging Face folder.")
     ] = "",
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help=f"Also serve embeddings, with {DEFAULT_EMBEDDING_MODEL}.")
+    ] = False,
+    embedding_model: Annotated[
+        str, typer.Option(help="The same with another model: a known one, or the path of a Hugging Face folder.")
+    ] = "",
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Start everything and watch over it until Ctrl-C."""
     if backend not in {"causal_lm", "simulated"}:
         raise typer.BadParameter("must be causal_lm or simulated", param_hint="--backend")
-    options = Options(host, port, console_port, engines, threads, backend, _model(model))
+    if embeddings:
+        embedding_model = embedding_model or DEFAULT_EMBEDDING_MODEL
+    chosen, embedding = _model(model or DEFAULT_MODEL, "--model"), _model(embedding_model, "--embedding-model")
+    options = Options(host, port, console_port, engines, threads, backend, chosen, embedding)
     folder = DataFolder(data_dir)
     if detach:
         from gateway.local.detach import detach as start_detached
@@ -62,15 +71,15 @@ def up(
     raise typer.Exit(run_stack(folder, options, screen))
 
 
-def _model(model: str) -> str:
-    """The default, a known name, or the absolute path of what exists."""
+def _model(model: str, option: str) -> str:
+    """A known name, or the absolute path of what exists; nothing stays nothing."""
     if not model:
-        return DEFAULT_MODEL
+        return ""
     path = Path(model).expanduser()
     if path.exists():
         return str(path.resolve())
     if "/" in model or model.endswith(".gguf"):
-        raise typer.BadParameter(f"there is no file or folder {model}", param_hint="--model")
+        raise typer.BadParameter(f"there is no file or folder {model}", param_hint=option)
     return model
 
 

@@ -61,6 +61,7 @@ def _arguments(folder: DataFolder, options: Options) -> list[str]:
         "--threads": options.threads,
         "--backend": options.backend,
         "--model": options.model,
+        "--embedding-model": options.embedding_model,
     }
     return [word for name, value in pairs.items() for word in (name, str(value))]
 

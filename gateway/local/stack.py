@@ -19,9 +19,10 @@ from gateway.local.process import Spec
 from gateway.local.server import EmbeddedServer
 from gateway.local.valkey import ValkeyServer
 
-__all__ = ["DEFAULT_MODEL", "PACKAGES", "PYTHON", "Options", "Stack"]
+__all__ = ["DEFAULT_EMBEDDING_MODEL", "DEFAULT_MODEL", "PACKAGES", "PYTHON", "Options", "Stack", "on_disk"]
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_EMBEDDING_MODEL = "all-minilm-l6-v2"
 PYTHON = (sys.executable, "-P")
 GRACE_S = 10
 """How long the data plane lets running streams go on when it stops."""
@@ -45,6 +46,8 @@ class Options:
     backend: str = "causal_lm"
     model: str = DEFAULT_MODEL
     """A name known to `sluice models`, or a path."""
+    embedding_model: str = ""
+    """Likewise, for one more engine with a pool of its own; empty: none."""
 
     @property
     def engine_threads(self) -> int:
@@ -65,16 +68,28 @@ class Options:
         return f"http://{self.visible_host}:{self.console_port}"
 
     @property
-    def model_is_path(self) -> bool:
-        return Path(self.model).exists()
+    def pool(self) -> str:
+        """One pool for the engines of the model, named after what they serve."""
+        return "simulated" if self.backend == "simulated" else _pool_of(self.model)
 
     @property
-    def pool(self) -> str:
-        """One pool for all our engines, named after what they serve."""
-        if self.backend == "simulated":
-            return "simulated"
-        name = Path(self.model).name.removesuffix(".gguf") if self.model_is_path else self.model
-        return re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "model"
+    def embedding_pool(self) -> str:
+        return _pool_of(self.embedding_model)
+
+    @property
+    def pools(self) -> list[str]:
+        """All that our engines serve."""
+        return [self.pool] * bool(self.engines) + [self.embedding_pool] * bool(self.embedding_model)
+
+
+def on_disk(model: str) -> bool:
+    """A path, not a name."""
+    return Path(model).exists()
+
+
+def _pool_of(model: str) -> str:
+    name = Path(model).name.removesuffix(".gguf") if on_disk(model) else model
+    return re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "model"
 
 
 class Stack:
@@ -129,18 +144,25 @@ class Stack:
 
     def engine(self, number: int, model: str) -> Spec:
         """`model`: path of the file or folder, or for the simulated backend a name."""
-        options = self.options
-        arguments = ["engine.serve", "--pool", options.pool, "--backend", options.backend, "--model", model]
-        arguments += ["--threads", str(options.engine_threads), "--drain-seconds", str(DRAIN_S)]
+        return self._engine(f"engine-{number}", self.options.pool, self.options.backend, model)
+
+    def embedding_engine(self, model: str) -> Spec:
+        """`model`: path of the folder."""
+        return self._engine("engine-embeddings", self.options.embedding_pool, "embedding", model)
+
+    def _engine(self, name: str, pool: str, backend: str, model: str) -> Spec:
+        arguments = ["engine.serve", "--pool", pool, "--backend", backend, "--model", model]
+        arguments += ["--threads", str(self.options.engine_threads), "--drain-seconds", str(DRAIN_S)]
         steps = ((signal.SIGTERM, DRAIN_S + 3.0),)
-        spec = self._python(f"engine-{number}", 2, ["-m", *arguments], steps, self._openmp())
+        spec = self._python(name, 2, ["-m", *arguments], steps, self._openmp())
         return replace(spec, hopeless=_ENGINE_HOPELESS)
 
     def _openmp(self) -> dict[str, str]:
         """Has to stand before the process starts. Barriers that spin while a neighbour needs the core cost more than
         they save (a decode step of two threads on two busy cores: 248 ms spinning, 136 ms not)."""
         threads, options = self.options.engine_threads, self.options
-        spinning = {} if threads * options.engines < cores() else {"GOMP_SPINCOUNT": "0"}
+        engines = options.engines + bool(options.embedding_model)
+        spinning = {} if threads * engines < cores() else {"GOMP_SPINCOUNT": "0"}
         return {"OMP_NUM_THREADS": str(threads), **spinning}
 
     def metering(self) -> Spec:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway.local.preflight import PreflightError, check_port, check_python
 from gateway.local.process import Process, Supervisor, describe_exit, ended
 from gateway.local.screen import Screen
 from gateway.local.server import EmbeddedServer, ServerError, last_line
-from gateway.local.stack import PYTHON, Options, Stack
+from gateway.local.stack import PYTHON, Options, Stack, on_disk
 
 __all__ = ["UpError", "up"]
 
@@ -105,8 +106,8 @@ class _Up:
         async with _group() as group:
             valkey = group.create_task(self._serve(self.stack.valkey, 5))
             postgres = group.create_task(self._serve(self.stack.postgres, 5))
-            model = group.create_task(self._pull_model())
-            group.create_task(self._start_engines(valkey, model))
+            group.create_task(self._start_engines(valkey))
+            group.create_task(self._start_embeddings(valkey))
             group.create_task(self._start_record(valkey, postgres))
         await self._wait_ready()
         credentials = await asyncio.to_thread(self._credentials)
@@ -125,32 +126,39 @@ class _Up:
             await asyncio.sleep(0.02)
         self.screen.done(server.name)
 
-    async def _pull_model(self) -> str:
-        options = self.options
-        if options.backend == "simulated":
-            return options.pool
-        if options.model_is_path:
-            return options.model
-        self.screen.begin("model")
-        command = ["-m", "engine.models", "pull", options.model, "--data-dir", str(self.folder.path), "--json"]
-        printed = await self._step("model", command, self.stack.environment(), self._show_download)
-        self.screen.done("model", options.model)
+    async def _pull_model(self, step: str, model: str) -> str:
+        """The path of a model that is known by name, fetched if it isn't there; a path as it is."""
+        if on_disk(model):
+            return model
+        self.screen.begin(step)
+        command = ["-m", "engine.models", "pull", model, "--data-dir", str(self.folder.path), "--json"]
+        name = step.replace(" ", "-")
+        printed = await self._step(name, command, self.stack.environment(), partial(self._show_download, step))
+        self.screen.done(step, model)
         return str(json.loads(printed)["path"])
 
-    def _show_download(self, line: str) -> None:
+    def _show_download(self, step: str, line: str) -> None:
         try:
             told = json.loads(line)
-            self.screen.progress("model", told["done"], told["total"])
+            self.screen.progress(step, told["done"], told["total"])
         except (ValueError, LookupError, TypeError):
             return  # something else it said; it is in the log
 
-    async def _start_engines(self, valkey: asyncio.Task[None], model: asyncio.Task[str]) -> None:
+    async def _start_engines(self, valkey: asyncio.Task[None]) -> None:
+        options = self.options
+        simulated = options.backend == "simulated"
+        model = options.pool if simulated else await self._pull_model("model", options.model)
         await valkey
-        name = await model
-        for number in range(1, self.options.engines + 1):
-            self.supervisor.add(self.stack.engine(number, name))
-        threads = self.options.engine_threads
-        self.screen.note(f"engines: {self.options.engines} x {self.options.backend}, {threads} thread(s) each")
+        for number in range(1, options.engines + 1):
+            self.supervisor.add(self.stack.engine(number, model))
+        self.screen.note(f"engines: {options.engines} x {options.backend}, {options.engine_threads} thread(s) each")
+
+    async def _start_embeddings(self, valkey: asyncio.Task[None]) -> None:
+        if not self.options.embedding_model:
+            return
+        model = await self._pull_model("embedding model", self.options.embedding_model)
+        await valkey
+        self.supervisor.add(self.stack.embedding_engine(model))
 
     async def _start_record(self, valkey: asyncio.Task[None], postgres: asyncio.Task[None]) -> None:
         await asyncio.gather(valkey, postgres)
@@ -207,12 +215,15 @@ class _Up:
     async def _wait_ready(self) -> None:
         self.screen.begin("engine and gateway")
         deadline = time.monotonic() + READY_TIMEOUT_S
-        path = "/readyz" if self.options.engines else "/healthz"  # without an engine it is never ready, but alive
+        path = "/readyz" if self.options.pools else "/healthz"  # without an engine it is never ready, but alive
         while True:
             status, reason = await asyncio.to_thread(_get, self.options, path)
             console, _ = await asyncio.to_thread(_get, self.options, "/login/", self.options.console_port)
             if status == console == 200:
-                break
+                missing = await asyncio.to_thread(_missing, self.options, self._key())
+                if not missing:
+                    break
+                reason = f"no engine serves {', '.join(missing)} yet"
             for process in self.supervisor.processes.values():
                 self._check(process)
             if time.monotonic() > deadline:
@@ -232,16 +243,21 @@ class _Up:
 
     def _credentials(self) -> dict[str, Any]:
         kept = self.folder.read(self.folder.credentials)
-        key = next((t["key"] for t in kept.get("tenants", {}).values() if t.get("key")), "")
         line = {
             "api_base": f"{self.options.api}/v1",
             "console_url": f"{self.options.console}/",
-            "model": _served_model(self.options, key),
+            "model": _served_model(self.options, self._key()),
+            **({"embedding_model": self.options.embedding_pool} if self.options.embedding_model else {}),
             "admin": kept.get("admin"),
             "tenants": kept.get("tenants", {}),
         }
         self.folder.write(self.folder.credentials, line)
         return line
+
+    def _key(self) -> str:
+        """A key to ask the gateway with; empty when none is known."""
+        kept = self.folder.read(self.folder.credentials)
+        return next((t["key"] for t in kept.get("tenants", {}).values() if t.get("key")), "")
 
     def _write_state(self) -> None:
         self.folder.write(
@@ -294,10 +310,21 @@ def _reason(log: Path) -> str:
         return line
 
 
+def _models(options: Options, key: str) -> dict[str, bool]:
+    """Whether an engine serves it, by model; empty when the key may not ask."""
+    try:
+        return {str(m["id"]): bool(m["available"]) for m in json.loads(_get(options, "/v1/models", key=key)[1])["data"]}
+    except (ValueError, LookupError, TypeError):
+        return {}
+
+
+def _missing(options: Options, key: str) -> list[str]:
+    """Of several pools those that have no engine yet; with one, or with no key to ask with, /readyz has to do."""
+    served = _models(options, key) if len(options.pools) > 1 else {}
+    return [pool for pool in options.pools if not served.get(pool)] if served else []
+
+
 def _served_model(options: Options, key: str) -> str:
     """Our pool, or the first model the gateway lists if ours goes by another name; our pool when no key is known."""
-    try:
-        names = [str(model["id"]) for model in json.loads(_get(options, "/v1/models", key=key)[1])["data"]]
-    except (ValueError, LookupError, TypeError):
-        names = []
+    names = list(_models(options, key))
     return options.pool if options.pool in names or not names else names[0]
