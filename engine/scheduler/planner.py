@@ -184,13 +184,22 @@ class Planner:
         for number, s in self._s.running.items():
             if number not in slices and number not in parks and (s.known - s.computed > 1 or not s.generated):
                 heap.append((self._key(s, 0), s, None))
+        worst = max((s.tier for s in self._s.running.values()), default=-1)
         for s in self._s.parked.values():
-            heap.append((self._key(s, 1), s, None))
+            if self._hopeful(s, worst):
+                heap.append((self._key(s, 1), s, None))
         for stream in self._s.backlog.heads():
             head = next(stream)
-            heap.append((self._key(head, 2), head, stream))
+            if self._hopeful(head, worst):
+                heap.append((self._key(head, 2), head, stream))
         heapify(heap)
         return heap
+
+    def _hopeful(self, s: Sequence, worst: int) -> bool:
+        """Is there a row, or anyone it could ever evict? Spares a full engine the keys of those who can only wait."""
+        if self._ledger.rows > 0:
+            return True
+        return self._config.preempt and self._policy.reaches(s.tier, worst)
 
     def _key(self, s: Sequence, kind: int) -> tuple[float, ...]:
         return (*self._policy.band(s, self._view), kind, *self._policy.urgency(s, self._view), s.number)

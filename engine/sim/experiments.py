@@ -150,7 +150,7 @@ def prefixes() -> Rows:
 
 
 def swapping() -> Rows:
-    """Batch jobs evicted by chat: by swap, by recompute, or by price, at three link bandwidths. When are the jobs done?"""
+    """Batch jobs evicted by chat: by swap, by recompute, or by price, at three link bandwidths: end of the jobs."""
     sources = [Source("jobs", 2, 1.0, 60, "backlog", "1000/200"), Source("chat", 0, 0.7, 150, "gamma", "100/20")]
     rows = []
     for link in (2e7, 1e8, 8e9):

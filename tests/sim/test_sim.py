@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.scheduler import Scheduler, SchedulerConfig, create
 from engine.sim.__main__ import main
@@ -133,3 +135,32 @@ def test_a_shadow_stops_at_its_time_cap() -> None:
     scheduler.plan(0.0)
     assert sum(scheduler.asked.values()) == 0
     assert isinstance(scheduler._scheduler, Scheduler)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    engines=st.integers(1, 3),
+    blocks=st.integers(70, 200),
+    rows=st.integers(1, 20),
+    host=st.sampled_from([0, 100]),
+    traffic=st.lists(
+        st.tuples(
+            st.integers(0, 2), st.sampled_from("abc"), st.sampled_from(sorted(ARRIVALS)), st.floats(0.5, 20.0),
+            st.sampled_from([0.5, 1.0, 4.0]),
+        ),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda t: t[:2],
+    ),
+)  # fmt: skip
+def test_any_traffic_on_any_number_of_engines_is_served_and_leaves_nothing_behind(
+    engines: int, blocks: int, rows: int, host: int, traffic: list[tuple[int, str, str, float, float]]
+) -> None:
+    sources = [Source(name, tier, rate, 12, kind, "exponential", weight) for tier, name, kind, rate, weight in traffic]
+    config = replace(CONFIG, device_blocks=blocks, max_rows=rows, host_blocks=host, express_rows=-1)
+    world = World(config, engines=engines).run(stream(sources))
+    assert all(life.done and life.tokens == life.arrival.output for life in world.lives.values())
+    assert not world.queue.active and not world.queue.running
+    for engine in world.fleet:
+        engine.scheduler.check()
+        assert engine.scheduler.device.live == 0

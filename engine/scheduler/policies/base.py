@@ -99,6 +99,10 @@ class Policy(Protocol):
 
     def urgency(self, s: Sequence, view: View) -> Key: ...
 
+    def reaches(self, tier: int, worst: int) -> bool:
+        """Could a sequence of `tier` evict anyone at all, `worst` being the worst tier that runs?"""
+        ...
+
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         """May `waiting` take the place of `running`, which costs `price(running)` seconds to bring back?
 

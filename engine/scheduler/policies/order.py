@@ -23,6 +23,9 @@ class Fcfs:
     def urgency(self, s: Sequence, view: View) -> Key:
         return ()
 
+    def reaches(self, tier: int, worst: int) -> bool:
+        return False
+
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         return False
 
@@ -34,6 +37,9 @@ class Priority(Fcfs):
 
     def band(self, s: Sequence, view: View) -> Key:
         return (s.tier,)
+
+    def reaches(self, tier: int, worst: int) -> bool:
+        return tier < worst
 
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         return waiting.tier < running.tier
@@ -67,6 +73,9 @@ class Deadline(Fcfs):
         grain = round(slack, 2)  # within 10 ms the warmer prefix goes first
         return (0.0, grain, -float(view.hit(s)))
 
+    def reaches(self, tier: int, worst: int) -> bool:
+        return True
+
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         """Only who was never parked evicts, only for a gain that pays the price: so no two evict each other in turn."""
         if waiting.parks or running.parks or waiting.late:
@@ -98,6 +107,9 @@ class Tiered(Deadline):
         if first < 0.0:
             return (-1.0, first, *rest)
         return (view.gate(s), first, *rest)
+
+    def reaches(self, tier: int, worst: int) -> bool:
+        return tier < worst
 
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         """A strictly better tier only: between equals, eviction by slack cost a third of the goodput under load."""
