@@ -15,6 +15,7 @@ from gateway.admission.prices import Prices
 from gateway.api.grammars import Grammars
 from gateway.api.prompts import Prompts
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.observability.metrics import Metrics
 from tenants.billing.selectors import balance_nano, price_facts
 from tenants.principals import find_principal
 
@@ -32,6 +33,9 @@ class Plane:
         self.dispatcher = Dispatcher(settings.REDIS_URL, settings.SLUICE_REDIS_PREFIX, f"{name}-{uuid.uuid4().hex[:8]}")
         self.identity = Identity(find_principal, settings.SLUICE_KEY_PEPPER)
         self.admission = Admission(self.dispatcher, self.identity, Prices(price_facts), balance_nano)
+        self.metrics = Metrics(lambda: self.dispatcher.open_requests, lambda: self.dispatcher.connected)
+        self.dispatcher.recorder.on_outcome = self.metrics.outcome
+        self.dispatcher.recorder.on_refusal = self.metrics.refusal
         self.prompts = Prompts()
         self.grammars = Grammars()
         self._watch: asyncio.Task[None] | None = None

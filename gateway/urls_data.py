@@ -20,5 +20,6 @@ urlpatterns = [
     path("v1/openapi.json", route(GET=openapi.describe)),
     path("healthz", route(GET=listing.health)),
     path("readyz", route(GET=listing.ready)),
+    path("metrics", route(GET=listing.metrics)),
     re_path(r"", route(**_any)),
 ]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
-from django.http import HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase
 from redis.exceptions import RedisError
 
 from gateway.api.handler import DataRequest
 from gateway.api.responses import json_response
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
+from gateway.observability.metrics import CONTENT_TYPE
 from gateway.plane import current
 
-__all__ = ["health", "models", "not_found", "one_model", "ready"]
+__all__ = ["health", "metrics", "models", "not_found", "one_model", "ready"]
 
 
 async def models(request: DataRequest) -> HttpResponseBase:
@@ -61,6 +63,23 @@ async def ready(request: DataRequest) -> HttpResponseBase:
     if reasons:
         return json_response({"status": "unavailable", "reasons": reasons}, 503)
     return json_response({"status": "ready", "gateway": plane.dispatcher.gateway})
+
+
+async def metrics(request: DataRequest) -> HttpResponseBase:
+    """Prometheus figures, for who asks from a private network and not through a proxy: they are not for customers."""
+    if not _is_near(request):
+        raise ApiError("not_found", f"Unknown request URL: {request.method} {request.path}.")
+    return HttpResponse(current().metrics.render(), content_type=CONTENT_TYPE)
+
+
+def _is_near(request: DataRequest) -> bool:
+    if any(name in request.headers for name in ("x-forwarded-for", "forwarded", "x-real-ip")):
+        return False
+    try:
+        address = ipaddress.ip_address(request.arrival.address or "127.0.0.1")  # a unix socket has no address
+    except ValueError:
+        return False
+    return address.is_private
 
 
 async def not_found(request: DataRequest, **kwargs: Any) -> HttpResponseBase:

@@ -204,6 +204,7 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/openapi.json": {"get": _open(_get("describe", "This description.", None))},
         "/healthz": {"get": _open(_get("health", "Whether the process answers.", "Health"))},
+        "/metrics": {"get": _open(_plain("metrics", "Prometheus figures, for private networks only."))},
         "/readyz": {
             "get": _open(_get("ready", "Whether a request finds a queue and an engine.", "Health", {503: "Health"}))
         },
@@ -233,6 +234,12 @@ def _get(name: str, summary: str, answer: str | None, more: dict[int, str] | Non
     for status, schema in (more or {}).items():
         responses[str(status)] = {"description": "Not now.", "content": {"application/json": {"schema": _ref(schema)}}}
     return {"operationId": name, "summary": summary, "responses": responses}
+
+
+def _plain(name: str, summary: str) -> dict[str, Any]:
+    operation = _get(name, summary, None)
+    operation["responses"]["200"]["content"] = {"text/plain": {"schema": _STR}}
+    return operation
 
 
 def _open(operation: dict[str, Any]) -> dict[str, Any]:

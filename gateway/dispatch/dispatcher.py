@@ -72,6 +72,10 @@ class Dispatcher:
         await self.redis.aclose()
 
     @property
+    def open_requests(self) -> int:
+        return len(self._flights)
+
+    @property
     def connected(self) -> bool:
         """The lease is held, so Redis answered within the last lease."""
         return time.monotonic() - self.renewed_at < LEASE_MS / 1000

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -34,6 +35,8 @@ class Recorder:
         self._outcomes: deque[Outcome] = deque()
         self._refusals: deque[Refusal] = deque()
         self._events: deque[Event] = deque()
+        self.on_outcome: Callable[[Outcome], None] | None = None
+        self.on_refusal: Callable[[Refusal], None] | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -54,9 +57,13 @@ class Recorder:
 
     def outcome(self, outcome: Outcome) -> None:
         self._append(self._outcomes, outcome)
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
 
     def refusal(self, refusal: Refusal) -> None:
         self._append(self._refusals, refusal)
+        if self.on_refusal is not None:
+            self.on_refusal(refusal)
 
     def event(self, event: Event) -> None:
         self._append(self._events, event)
