@@ -116,23 +116,20 @@ class Answer:
         reply, frames = self._flight.reply, self._frames()
         keep = self.ticket.order.claim is not None
         try:
-            if not batch and not reply.ended:
-                yield KEEP_ALIVE
-            while batch or not reply.ended:
-                if batch:
-                    sent = self._encode(frames, batch)
-                    if sent:
-                        if keep:
-                            self.kept.append(sent)
-                        yield sent
+            while True:
+                sent = self._encode(frames, batch) if batch else b"" if reply.ended else KEEP_ALIVE
+                if sent:
+                    if keep and batch:
+                        self.kept.append(sent)
+                    yield sent
                 batch = await reply.get(KEEP_ALIVE_S)
-                if not batch and not reply.ended:
-                    yield KEEP_ALIVE
+                if not batch and reply.ended:  # asked after the end: nothing waits any more
+                    break
         except ApiError as error:
             self._failed(200, error)
             yield error_frame(error)
             return
-        last = (frames.usage(self._usage()) if self._wish.include_usage else b"") + DONE
+        last = self._last(frames)
         self.kept.append(last)
         await self._finished(EVENT_STREAM, self.kept)
         yield last
@@ -146,6 +143,8 @@ class Answer:
             self._failed(error.status, error)
         else:
             slow = flight.stopping and flight.reply.ended
+            if self.ticket.order.claim is not None and flight.reply.complete:
+                self._dispatcher.spawn(self._keep_rest())
             self._dispatcher.abandon(flight, "client_disconnected")
             flight.end(499, "abort", "slow_client" if slow else "client_disconnected")
 
@@ -230,6 +229,20 @@ class Answer:
             return b"null"
         taken, choice.logprobs = choice.logprobs, []
         return frames.logprobs(taken, choice.length)
+
+    def _last(self, frames: ChatFrames | CompletionFrames) -> bytes:
+        return (frames.usage(self._usage()) if self._wish.include_usage else b"") + DONE
+
+    async def _keep_rest(self) -> None:
+        """The client left after the engine was done: its Idempotency-Key still finds the whole answer."""
+        if not self.ticket.order.stream:
+            await self.whole()
+            return
+        frames = self._frames()
+        while batch := await self._flight.reply.get():
+            self.kept.append(self._encode(frames, batch))
+        self.kept.append(self._last(frames))
+        await self._finished(EVENT_STREAM, self.kept)
 
     async def _finished(self, content_type: str, parts: list[bytes]) -> None:
         """All was received. What an Idempotency-Key asks for is kept before the client can see the end of it."""

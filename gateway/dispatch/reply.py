@@ -54,6 +54,11 @@ class Reply:
         self._failure: ApiError | None = None
 
     @property
+    def complete(self) -> bool:
+        """All of the answer has arrived."""
+        return self.ended and self._failure is None
+
+    @property
     def received_tokens(self) -> int:
         return sum(self._next)
 

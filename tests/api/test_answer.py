@@ -1,0 +1,62 @@
+"""The moments between the parts of an answer: what arrives while something else is being sent is never lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.protocol.functions import Verdict
+from engine.protocol.messages import Delta, ModelCard, Sampling
+from gateway.admission.admission import Order, Ticket
+from gateway.api.answer import Answer, Wish
+from gateway.api.frames import KEEP_ALIVE
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.flight import Route, Trail
+from gateway.dispatch.registry import Model
+from gateway.errors import ApiError
+from tests.admission.test_keys import PRINCIPAL, TIER
+from tests.harness import events
+
+
+@pytest.fixture
+async def answer() -> AsyncIterator[Answer]:
+    """Of an admitted stream of one choice; nothing has arrived. No Redis is asked."""
+    card = ModelCard("m", "h" * 12, 1, 100, 100, (0,), None, False, "", "", ("chat",), "m", 0)
+    dispatcher = Dispatcher("redis://127.0.0.1:1/0", "none:", "g")
+    trail = Trail(dispatcher.recorder, "g", "r", time.monotonic())
+    flight = dispatcher.open(Route("r", "p", "m", "standard", "t", stream=True), 1, 1, trail, time.monotonic(), 0)
+    order = Order("chat", Model("p", card, 1), ((1,),), Sampling(10), "messages", stream=True)
+    yield Answer(Ticket(flight, order, PRINCIPAL, TIER, Verdict("ok"), None), Wish(chat=True), dispatcher)
+    await dispatcher.redis.aclose()
+
+
+def feed(answer: Answer, start: int, text: str, finish: str | None = None) -> None:
+    tokens = tuple(map(ord, text))
+    answer.ticket.flight.reply.feed(Delta("r", 0, 0, start, tokens, text, finish=finish, last=finish is not None))
+
+
+async def test_an_end_that_comes_during_a_keep_alive(answer: Answer) -> None:
+    stream = answer.events([])
+    assert await anext(stream) == KEEP_ALIVE
+    feed(answer, 0, "ab")
+    feed(answer, 2, "c", "stop")
+    rest = b"".join([part async for part in stream]).decode()
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in events(rest)) == "abc"
+    assert rest.endswith("data: [DONE]\n\n")
+
+
+async def test_a_failure_that_comes_during_a_keep_alive(answer: Answer) -> None:
+    stream = answer.events([])
+    assert await anext(stream) == KEEP_ALIVE
+    answer.ticket.flight.reply.fail(ApiError("engine_lost", "gone"))
+    rest = b"".join([part async for part in stream]).decode()
+    assert events(rest)[-1]["error"]["code"] == "engine_lost" and "[DONE]" not in rest
+
+
+async def test_an_end_before_the_first_event_is_asked_for(answer: Answer) -> None:
+    stream = answer.events([])
+    feed(answer, 0, "ab", "length")
+    whole = b"".join([part async for part in stream]).decode()
+    assert KEEP_ALIVE.decode() not in whole and whole.endswith("data: [DONE]\n\n")
