@@ -20,7 +20,8 @@ class Request:
 
     `sequence` is the engine-local arrival number: unique, growing, the last key of every order.
     `prompt` are token ids (prompt plus, after a re-dispatch, the tokens already delivered). `max_new` bounds output.
-    `arrival_s` and `deadline_s` are on the caller's monotonic clock; the deadline comes from the tier.
+    `arrival_s` and `ttft_deadline_s` are on the caller's monotonic clock; the deadline is the tier's (inf: none).
+    `tpot_s` is the tier's target between tokens (0: none).
     `salt` keeps one tenant's prefix cache apart from another's. `ends` are token ids that end the sequence.
     A one-shot request (embedding, image) has `max_new == 0`: its only slice ends it; `cost_tokens` prices it.
     """

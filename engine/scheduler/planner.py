@@ -113,17 +113,21 @@ class Planner:
         self._ledger.tokens -= len(slices)
 
     def _spare(self) -> float:
-        """Seconds left for prefill in this step: what keeps every decode within its TPOT, by its least slack."""
+        """Seconds left for prefill in this step: what keeps every decode within its TPOT, by its least slack.
+
+        Where the decodes alone can't keep it, prefill still gets a fifth of the time: else it would all but stop.
+        """
         if not self._slices or not self._config.adaptive_chunk:
             return inf
         now, running = self._now, self._s.running
         least = inf
         for number in self._slices:
             s = running[number]
-            tpot = s.request.tpot_s
+            tpot = s.request.tpot_s or inf
             due = s.first_s + (s.generated + 1) * tpot - now
             least = min(least, max(0.5 * tpot, min(due, tpot)))
-        return least - self._s.cost.seconds(Load(0, len(self._slices), self._context))
+        decodes_s = self._s.cost.seconds(Load(0, len(self._slices), self._context))
+        return max(least - decodes_s, decodes_s / 4)
 
     def _chunk(self, start: int) -> int:
         """Most tokens the next prefill slice may have; the first of a step always gets `min_chunk`."""

@@ -215,6 +215,16 @@ def test_chunks_keep_running_streams_within_their_tpot() -> None:
     b.drain()
 
 
+def test_without_a_tpot_target_or_where_it_cannot_be_kept_prefill_goes_on() -> None:
+    for tpot, least in ((0.0, 500), (0.001, 16)):
+        b = bench("tiered", max_step_tokens=512, max_rows=8, device_blocks=2000, context_length=4000)
+        b.submit(request(1, 8, 40, tpot_s=tpot))
+        b.step()
+        b.submit(request(2, 2000, 4, ttft_deadline_s=100.0))
+        assert [s.length >= least for s in b.step().slices if s.sequence == 2] == [True]
+        b.drain()
+
+
 def test_loads_count_what_attention_looks_at() -> None:
     load = Load.of([Slice(1, 100, 1, True), Slice(2, 0, 10, False), Slice(3, 10, 10, True)])
     assert load == Load(20, 1, 100 + 50 + 150)

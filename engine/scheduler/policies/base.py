@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 from engine.scheduler.accounts import Book
@@ -42,7 +43,7 @@ class View:
     def slack(self, s: Sequence) -> float:
         """Seconds to spare before the sequence misses its deadline, if it were served from now on without a break."""
         if s.generated:
-            return s.first_s + (s.generated + 1) * s.request.tpot_s - self.now
+            return s.first_s + (s.generated + 1) * (s.request.tpot_s or inf) - self.now
         todo = s.known - max(s.computed, self.hit(s))
         return s.request.ttft_deadline_s - self.now - self.cost.prefill_seconds(todo)
 
