@@ -1,0 +1,116 @@
+"""The fair queue through the functions on a real server: gate, weights, floors, lift, express rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.protocol.fair import GATE, QUANTUM, UNIT, FairQueue
+from engine.protocol.functions import Admission
+
+from .conftest import ClockedFunctions
+
+RANKS = {"interactive": 0, "standard": 1, "batch": 2}
+
+
+class Pool:
+    """One pool with one engine; requests are named by their tenant."""
+
+    def __init__(self, functions: ClockedFunctions) -> None:
+        self.functions, self.count = functions, 0
+        functions.register("m", "e", "h", b"card", 60_000)
+
+    def admit(self, tenant: str, tier: str = "standard", prompt: int = 100, weight: float = 1.0) -> None:
+        self.count += 1
+        verdict = self.functions.admit(
+            Admission(
+                request=f"{tenant}-{self.count}", tenant=tenant, pool="m", tier=tier,
+                tier_rank=RANKS[tier], gateway="g",
+                generation=1, hold_nano=0, floor_nano=None, max_concurrent=-1, max_queued_tier=-1, max_queued_tenant=-1,
+                choices=1, prompt_tokens=prompt, lease_ms=60_000, weight=weight,
+            ),
+            tenant.encode(),
+        )  # fmt: skip
+        assert verdict.ok
+
+    def pull(self, **credit: int) -> list[str]:
+        pulled = self.functions.pull("m", "e", {name.replace("express", "+"): n for name, n in credit.items()}, 60_000)
+        return [work.work.decode() for work in pulled.works]
+
+
+@pytest.fixture
+def pool(functions: ClockedFunctions) -> Pool:
+    return Pool(functions)
+
+
+def test_a_flood_does_not_hold_up_a_tenant_that_was_served_less(pool: Pool) -> None:
+    for _ in range(20):
+        pool.admit("flood")
+    assert pool.pull(standard=3) == ["flood"] * 3
+    pool.admit("quiet")
+    pool.functions.charge("m", [("standard", "flood", 100.0)])
+    assert pool.pull(standard=2) == ["quiet", "flood"]
+
+
+def test_pulls_follow_weights(pool: Pool) -> None:
+    for _ in range(40):
+        pool.admit("one", weight=1.0)
+        pool.admit("three", weight=3.0)
+    pulled = pool.pull(standard=40)
+    assert pulled.count("three") == pytest.approx(30, abs=2)
+
+
+def test_strict_tiers_but_for_a_floor_that_is_due(pool: Pool) -> None:
+    for _ in range(5):
+        pool.admit("jobs", "batch")
+        pool.admit("chat", "interactive")
+    assert pool.pull(interactive=1, batch=1) == ["chat"]
+    pool.functions.charge("m", [("interactive", "chat", QUANTUM / UNIT / 0.05)])
+    pulled = pool.functions.pull("m", "e", {"interactive": 2, "batch": 2}, 60_000)
+    assert [(w.work.decode(), w.by_floor) for w in pulled.works] == [("jobs", True), ("chat", False)]
+    assert pulled.accounts["batch"] < QUANTUM / UNIT
+
+
+def test_a_tenant_back_from_idle_has_saved_up_nothing(pool: Pool) -> None:
+    pool.admit("busy")
+    pool.functions.charge("m", [("standard", "busy", 5000.0)])
+    pool.admit("idle")
+    pool.admit("busy")
+    pulled = pool.functions.pull("m", "e", {"standard": 3}, 60_000)
+    assert pulled.accounts["standard:idle"] == 5100.0
+
+
+def test_express_credit_is_for_those_who_run_little(pool: Pool) -> None:
+    for _ in range(9):
+        pool.admit("flood")
+    assert pool.pull(standard=6) == ["flood"] * 6
+    assert pool.pull(express=2) == []
+    pool.admit("quiet")
+    pool.functions.charge("m", [("standard", "flood", 1000.0)])
+    assert pool.pull(express=2) == ["quiet"]
+
+
+def test_a_refund_brings_a_tenant_forward(pool: Pool) -> None:
+    for tenant in ("a", "b"):
+        for _ in range(3):
+            pool.admit(tenant, prompt=1)
+    pool.functions.charge("m", [("standard", "a", 500.0), ("standard", "b", 400.0)])
+    assert pool.pull(standard=1) == ["b"]
+    pool.functions.charge("m", [("standard", "a", -300.0)])
+    assert pool.pull(standard=1) == ["a"]
+
+
+def test_spread_of_service_between_backlogged_tenants_of_the_queue_is_within_the_gate_and_a_prompt() -> None:
+    queue = FairQueue()
+    left = {"a": 60, "b": 60, "c": 60}
+    for tenant in left:
+        queue.enter("standard", tenant)
+    arrival = {"a": 1, "b": 2, "c": 3}
+    prompts = {"a": 700, "b": 30, "c": 170}
+    while min(left.values()):
+        picked = queue.pick([("standard", 1)], {"standard": 1}, lambda _: sorted((v, k) for k, v in arrival.items()))
+        assert picked is not None
+        left[picked.tenant] -= 1
+        arrival[picked.tenant] += 3
+        queue.charge("standard", picked.tenant, prompts[picked.tenant] * UNIT, [("standard", 1)])
+        counters = [queue.counters.get(("standard", tenant), 0) for tenant in left]
+        assert max(counters) - min(counters) <= 700 * UNIT + GATE
