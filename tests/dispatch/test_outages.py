@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,11 +56,10 @@ def own_valkey(tmp_path: Path, postgres_url: str) -> Iterator[ValkeyServer]:
     server.start()
     yield server
     server.stop()
-    import shutil
-
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 async def test_redis_is_killed_and_comes_back(own_valkey: ValkeyServer, tmp_path: Path, postgres_url: str) -> None:
     with run_stack(tmp_path, postgres_url, own_valkey.url) as stack:
         stack.engine("decode_tps=20,prefill_tps=0")

@@ -20,7 +20,7 @@ def delta(start: int, text: str = "", *, choice: int = 0, epoch: int = 0, **rest
 
 async def received(reply: Reply) -> list[Delta]:
     got: list[Delta] = []
-    while batch := await reply.get(0.01):
+    while batch := await reply.get(0):
         got += batch
     return got
 
