@@ -97,7 +97,7 @@ async def test_cached_tokens_are_counted_once_a_prompt() -> None:
     assert reply.cached_tokens == 32
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=75)
 @given(st.data())
 def test_whatever_is_repeated_each_token_comes_once(data: st.DataObject) -> None:
     """Steps of several choices, each resent any number of times, also from older epochs, give each choice its text."""
