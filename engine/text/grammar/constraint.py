@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 __all__ = [
@@ -83,7 +83,8 @@ def library_grammar(constraint: Constraint) -> str:
             given = schema if isinstance(schema, dict) else ({} if schema else {"not": {}})
             return LLMatcher.grammar_from_json_schema(given, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
         case Regex(regex):
-            return LLMatcher.grammar_from_regex(regex)
+            # \d is a digit from 0 to 9, as in JSON Schema: nobody who writes it means the other 700.
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(regex, use_ascii='d')}/")
         case Choice(choice):
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choice)))
         case Lark(lark):
