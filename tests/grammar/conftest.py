@@ -38,9 +38,7 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 
 @pytest.fixture(scope="session")
 def backend(model_file: Path) -> Iterator[CausalLM]:
-    """The real model in fp32 with the reference kernels: text that can be compared."""
-    made = CausalLM.load(
-        model_file, threads=1, dtype="fp32", kernels="reference", kv_memory_bytes=200 << 20, host_memory_bytes=200 << 20
-    )
+    """The real model in fp32: text that can be compared."""
+    made = CausalLM.load(model_file, threads=1, dtype="fp32", kv_memory_bytes=200 << 20, host_memory_bytes=200 << 20)
     yield made
     made.close()
