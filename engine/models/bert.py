@@ -1,4 +1,4 @@
-"""BERT and its kin (MiniLM, BGE, E5, GTE): packed texts in, one vector each out. Devlin et al., arXiv:1810.04805."""
+"""BERT, RoBERTa and kin (MiniLM, BGE, E5): packed texts in, one vector each out. Devlin et al., arXiv:1810.04805."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Bert:
         self._words = read("embeddings.word_embeddings.weight", config.vocab_size, config.hidden)
         types = checkpoint.tensor("embeddings.token_type_embeddings.weight")
         # There is one text, so every row is of the first type: that is a constant of its position.
-        self._places = read("embeddings.position_embeddings.weight", config.positions, config.hidden) + types[0]
+        places = config.first_position + config.positions
+        table = read("embeddings.position_embeddings.weight", places, config.hidden)
+        self._places = table[config.first_position :] + types[0]
         self._norm = read.norm("embeddings.LayerNorm", config.hidden)
         self._layers = [_read_layer(read, config, number, dtype) for number in range(config.layers)]
 

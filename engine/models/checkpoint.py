@@ -72,6 +72,8 @@ class EncoderConfig:
     vocab_size: int
     positions: int
     """Longest input, in tokens, that the weights allow."""
+    first_position: int
+    """Row of the position table for the first token (RoBERTa begins after its padding)."""
     context_length: int
     """Longest input the model was made for."""
     norm_eps: float

@@ -13,7 +13,8 @@ from engine.models.hf_folder import hash_files, read_json, read_tensor, tensor_f
 
 __all__ = ["EncoderCheckpoint"]
 
-_ROOTS = ("", "bert.", "0.auto_model.")
+_MODEL_TYPES = ("bert", "roberta", "xlm-roberta")
+_ROOTS = ("", "bert.", "roberta.", "0.auto_model.")
 """What may stand before a tensor's name: the bare encoder, one with a head, one saved with its pooling."""
 _FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "sentence_bert_config.json"),
@@ -50,13 +51,15 @@ def _root(tensors: dict[str, Path], path: Path) -> str:
 
 def _config(raw: dict[str, Any], path: Path) -> EncoderConfig:
     what, kind = str(path), raw.get("model_type")
-    if kind != "bert":
-        raise ModelError(f"{what}: the model type {kind!r} is not supported for embeddings (bert is)")
+    if kind not in _MODEL_TYPES:
+        known = ", ".join(_MODEL_TYPES)
+        raise ModelError(f"{what}: the model type {kind!r} is not supported for embeddings ({known} are)")
     if raw.get("hidden_act", "gelu") != "gelu":
         raise ModelError(f"{what}: the activation {raw['hidden_act']!r} is not supported (gelu is)")
     if raw.get("position_embedding_type", "absolute") != "absolute" or raw.get("is_decoder"):
         raise ModelError(f"{what}: only encoders with absolute positions are supported")
-    positions = need(raw, "max_position_embeddings", int, what)
+    first = 0 if kind == "bert" else need(raw, "pad_token_id", int, what) + 1
+    positions = need(raw, "max_position_embeddings", int, what) - first
     sentence = read_json(path / "sentence_bert_config.json")
     _check_case(sentence, path)
     pooling, normalize = _pooling(path)
@@ -70,6 +73,7 @@ def _config(raw: dict[str, Any], path: Path) -> EncoderConfig:
         intermediate=need(raw, "intermediate_size", int, what),
         vocab_size=need(raw, "vocab_size", int, what),
         positions=positions,
+        first_position=first,
         context_length=min(positions, sentence.get("max_seq_length") or positions),
         norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
         pooling=pooling,
@@ -127,7 +131,7 @@ def _text(path: Path) -> TextAssets:
 def _around(post: dict[str, Any], path: Path) -> tuple[tuple[str, int], tuple[str, int]]:
     """The tokens before and after a text, as (text, id)."""
     try:
-        if post["type"] == "BertProcessing":
+        if post["type"] in ("BertProcessing", "RobertaProcessing"):
             (sep, sep_id), (cls, cls_id) = post["sep"], post["cls"]
             return (cls, int(cls_id)), (sep, int(sep_id))
         first, middle, last = post["single"]

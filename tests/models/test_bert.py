@@ -103,6 +103,26 @@ def test_pooling_is_as_the_folder_says(write: Write, pooling: str, modules: tupl
     assert (embed(path, ids) - wanted).abs().max() < 1e-5
 
 
+@pytest.mark.peer
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+def test_roberta_counts_its_positions_from_after_the_padding(write: Write, kind: str) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    path = write()
+    torch.manual_seed(11)
+    shape: dict[str, Any] = {"vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model(
+        kind, **shape, intermediate_size=80, max_position_embeddings=34, type_vocab_size=1, pad_token_id=1
+    )
+    peer = AutoModel.from_config(config).eval()
+    peer.save_pretrained(path, safe_serialization=True)
+    ids = [[0, 5, 6, 2], [0, *range(40, 70), 2]]
+    assert open_encoder(path).config.context_length == 32 == len(ids[1])
+    with torch.inference_mode():
+        wanted = torch.cat([peer(torch.tensor([each])).last_hidden_state.mean(1) for each in ids])
+    assert (embed(path, ids) - wanted).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

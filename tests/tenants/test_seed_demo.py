@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
 
@@ -11,6 +12,8 @@ from django.contrib.auth import authenticate
 from django.core.management import call_command
 
 from tenants import keys
+from tenants.billing.selectors import load_price_facts
+from tenants.management.commands import seed_demo
 from tenants.models import AuditEvent
 from tenants.principals import load_principal
 
@@ -53,3 +56,19 @@ def test_seeding_twice_keeps_everything_and_rotating_replaces_the_secrets(settin
     assert authenticate(**first["admin"]) is None and authenticate(**rotated["admin"]) is not None
     assert not any(active(x["key"]) for x in first["tenants"].values())
     assert all(active(x["key"]) for x in rotated["tenants"].values())
+
+
+@pytest.mark.django_db
+def test_a_price_that_an_older_version_did_not_make_is_added(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    older = {name: rates for name, rates in seed_demo.PRICES.items() if name != "all-minilm-l6-v2"}
+    with monkeypatch.context() as before:
+        before.setattr(seed_demo, "PRICES", older)
+        seed()
+    now = datetime.now(UTC)
+    default = load_price_facts("all-minilm-l6-v2", now)
+    assert default is not None and default == load_price_facts("default", now)
+    seed()
+    price = load_price_facts("all-minilm-l6-v2", now)
+    assert price is not None and (price.input_nano_per_mtok, price.output_nano_per_mtok) == (20_000_000, 0)
+    assert load_price_facts("default", now) == default
