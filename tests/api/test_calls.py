@@ -243,6 +243,24 @@ def test_keywords_as_names_and_values_are_no_keywords() -> None:
     assert calls.functions[0].parameters["properties"]["format"] == {"type": "string"}
 
 
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"properties": {"a": {}}}, True),
+        ({"properties": {"a": {}}, "additionalProperties": True}, False),
+        ({"properties": {"a": {}}, "required": ["a", "b"]}, False),
+        ({"properties": {"a": {}}, "minProperties": 2}, False),
+        ({"properties": {"a": {"allOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]}}}, False),
+        ({"properties": {"a": {"oneOf": [{"properties": {"b": {}}}, {"type": "string"}]}}}, False),
+        ({"type": "object"}, False),
+    ],
+)
+def test_objects_with_named_properties_get_no_others(schema: dict[str, Any], closed: bool) -> None:
+    calls = request(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}]).calling()
+    assert calls is not None and calls.functions[0].parameters is not None
+    assert (calls.functions[0].parameters.get("additionalProperties") is False) == closed
+
+
 def test_a_result_answers_a_call_before_it() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     made = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]

@@ -81,9 +81,13 @@ def test_parse_gives_an_object_of_the_clients_own_type(stack: Stack) -> None:
 
 
 def test_a_stream_is_the_same_and_log_probabilities_are_the_models(stack: Stack) -> None:
-    asked: dict[str, Any] = dict(
-        model=MODEL, messages=ASK, max_tokens=48, temperature=0, response_format=schema(PERSON)
-    )
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": ASK,
+        "max_tokens": 48,
+        "temperature": 0,
+        "response_format": schema(PERSON),
+    }
     whole = stack.client().chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices[0]
     with stack.client().chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion().choices[0]
@@ -119,7 +123,7 @@ def test_a_forced_call_is_valid(stack: Stack, choice: Any) -> None:
 
 def test_a_streamed_call_has_its_name_first_and_parses(stack: Stack) -> None:
     tools = [openai.pydantic_function_tool(Ball)]
-    asked: dict[str, Any] = dict(model=MODEL, messages=ASK, max_tokens=100, temperature=0)
+    asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 100, "temperature": 0}
     deltas = []
     with stack.client().chat.completions.stream(
         **asked, tools=tools, tool_choice="required", parallel_tool_calls=False

@@ -32,10 +32,15 @@ _NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
 
 
 def checked_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
-    """The schema without the formats nobody checks (the specification calls them annotations). Raises `ApiError`."""
+    """The schema as it is enforced. Raises `ApiError`.
+
+    Formats that nobody checks go (the specification calls them annotations). Objects whose properties are named get no
+    others where the schema leaves that open: a small model would not stop inventing some. Both allow only what the
+    given schema allows.
+    """
     if len(msgspec.json.encode(schema)) > MAX_BYTES:
         raise _refusal(param, f"a schema has at most {MAX_BYTES // 1024} KiB")
-    parts = 0
+    parts, closes = 0, True
     todo: list[tuple[str, Any, int]] = [(param, schema, 0)]
     while todo:
         where, part, depth = todo.pop()
@@ -49,8 +54,11 @@ def checked_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
         if not isinstance(part, dict):
             raise _refusal(where, "a schema is an object or a boolean")
         _check_keywords(where, part)
+        # Where schemas add up, each knows only its own properties; of `oneOf` a narrower branch may let more through.
+        joined = part.keys() & {"allOf", "oneOf"} or ("properties" in part and part.keys() & {"$ref", "anyOf"})
+        closes = closes and not joined
         todo.extend((at, inner, depth + 1) for at, inner in _inner(where, part))
-    return _without_annotations(schema)
+    return _enforced(schema, closes)
 
 
 def _check_keywords(where: str, part: dict[str, Any]) -> None:
@@ -98,24 +106,34 @@ def _inner(where: str, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{where}.{keyword}", part[keyword]
 
 
-def _without_annotations(part: Any) -> Any:
+def _enforced(part: Any, closes: bool) -> Any:
     if not isinstance(part, dict):
         return part
     result = dict(part)
+    if closes and "additionalProperties" not in part and _named(part):
+        result["additionalProperties"] = False
     if "format" in part and part["format"] not in _FORMATS:
         del result["format"]
     for keyword in _REFUSED & result.keys():  # those left are false: the same as absent
         del result[keyword]
     for keyword in _MAPS:
         if keyword in part:
-            result[keyword] = {name: _without_annotations(inner) for name, inner in part[keyword].items()}
+            result[keyword] = {name: _enforced(inner, closes) for name, inner in part[keyword].items()}
     for keyword in _LISTS:
         if keyword in part:
-            result[keyword] = [_without_annotations(inner) for inner in part[keyword]]
+            result[keyword] = [_enforced(inner, closes) for inner in part[keyword]]
     for keyword in _SINGLES:
         if keyword in part:
-            result[keyword] = _without_annotations(part[keyword])
+            result[keyword] = _enforced(part[keyword], closes)
     return result
+
+
+def _named(part: dict[str, Any]) -> bool:
+    """All properties that the object needs are named."""
+    names = part.get("properties")
+    if not names or "patternProperties" in part or part.get("minProperties", 0) > len(names):
+        return False
+    return set(part.get("required", ())) <= names.keys()
 
 
 def _texts(value: Any) -> bool:
