@@ -6,6 +6,19 @@ local QUANTUM = 1024 * UNIT      -- a floor is due once this much is saved up
 local DEFICIT_CAP = 8192 * UNIT
 local FLOORS = {0, 100, 50}      -- guaranteed share in thousandths, by tier rank; the last holds for all ranks beyond
 local HEADS = 256                -- heads of one tier that a choice looks at
+local LATE_EVERY = 16            -- after so many others of its tier a late request goes first
+
+-- Members of a tier's queues: a tenant, "~request" for one that was lost and queued again, "!tenant" for late ones.
+local function kind_of(member) return string.sub(member, 1, 1) end
+
+local function ready_key(p, pool, tier, member)
+  return p .. 'ready:' .. pool .. ':' .. tier .. (kind_of(member) == '!' and '!' or '')
+end
+
+local function is_late(r, now)
+  local kind, ttft = kind_of(r.member), tonumber(r.ttft)
+  return kind ~= '!' and kind ~= '~' and ttft > 0 and 4 * (now - tonumber(r.admitted)) >= 3 * ttft
+end
 
 local function floor_of(rank) return FLOORS[math.min(rank, #FLOORS - 1) + 1] end
 
@@ -60,7 +73,8 @@ end
 local function queued_tiers(p, pool)
   local flat, found = redis.call('ZRANGE', p .. 'tiers:' .. pool, 0, -1, 'WITHSCORES'), {}
   for i = 1, #flat, 2 do
-    if redis.call('EXISTS', p .. 'ready:' .. pool .. ':' .. flat[i]) == 1 then
+    local key = p .. 'ready:' .. pool .. ':' .. flat[i]
+    if redis.call('EXISTS', key, key .. '!') > 0 then
       found[#found + 1] = {flat[i], tonumber(flat[i + 1])}
     end
   end
@@ -79,16 +93,29 @@ local function fair_charge(p, pool, tier, tenant, cost)
   add_deficit(p, pool, tier, -cost)
 end
 
-local function heads(p, pool, tier) return redis.call('ZRANGE', p .. 'ready:' .. pool .. ':' .. tier, 0, HEADS - 1) end
+-- By tier: requests pulled since a late one was.
+local function fair_passed(p, r)
+  local key = p .. 'passed:' .. r.pool
+  if kind_of(r.member) == '!' then redis.call('HDEL', key, r.tier) else redis.call('HINCRBY', key, r.tier, 1) end
+end
 
-local function choose(p, pool, tier)
+local function heads(p, pool, tier, late)
+  return redis.call('ZRANGE', p .. 'ready:' .. pool .. ':' .. tier .. (late and '!' or ''), 0, HEADS - 1)
+end
+
+local function choose_of(p, pool, tier, late)
   local limit, best, least = least_counter(p, pool, tier) + GATE, nil, nil
-  for _, member in ipairs(heads(p, pool, tier)) do
-    local counter = counter_of(p, pool, tier .. ':' .. member)
-    if string.sub(member, 1, 1) == '~' or counter <= limit then return member end
+  for _, member in ipairs(heads(p, pool, tier, late)) do
+    local counter = counter_of(p, pool, tier .. ':' .. (late and string.sub(member, 2) or member))
+    if kind_of(member) == '~' or counter <= limit then return member end
     if not best or counter < least then best, least = member, counter end
   end
   return best
+end
+
+local function choose(p, pool, tier)
+  local first = (tonumber(redis.call('HGET', p .. 'passed:' .. pool, tier)) or 0) >= LATE_EVERY
+  return choose_of(p, pool, tier, first) or choose_of(p, pool, tier, not first)
 end
 
 -- (tier, member, by floor, express) of the next request; nil when credit or queue is used up.
@@ -108,9 +135,9 @@ local function fair_pick(p, pool, credit)
     local total = tonumber(redis.call('HGET', running, t[1])) or 0
     local share = math.max(1, math.floor(total / (redis.call('ZCARD', actives(p, pool, t[1])) + 1)))
     local limit = least_counter(p, pool, t[1]) + GATE
-    for _, member in ipairs(heads(p, pool, t[1])) do
+    for _, member in ipairs(heads(p, pool, t[1], false)) do
       local name = t[1] .. ':' .. member
-      local behind = string.sub(member, 1, 1) == '~' or counter_of(p, pool, name) <= limit
+      local behind = kind_of(member) == '~' or counter_of(p, pool, name) <= limit
       if behind and (tonumber(redis.call('HGET', running, name)) or 0) < share then return t[1], member, 0, true end
     end
   end

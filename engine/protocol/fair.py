@@ -12,7 +12,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["DEFICIT_CAP", "FLOORS", "GATE", "HEADS", "QUANTUM", "UNIT", "FairQueue", "Pick", "floor_of", "thousandths"]
+__all__ = [
+    "DEFICIT_CAP",
+    "FLOORS",
+    "GATE",
+    "HEADS",
+    "LATE_EVERY",
+    "QUANTUM",
+    "UNIT",
+    "FairQueue",
+    "Pick",
+    "floor_of",
+    "is_late",
+    "thousandths",
+]
 
 UNIT = 1000
 GATE = 64 * UNIT
@@ -27,6 +40,14 @@ FLOORS = (0, 100, 50)
 HEADS = 256
 """Heads of one tier that a choice looks at."""
 
+LATE_EVERY = 16
+"""After so many others of its tier a late request goes first."""
+
+
+def is_late(member: str, waited_ms: int, ttft_ms: int) -> bool:
+    """Has a head used three quarters of its TTFT target? Then it is moved to the queue of its tenant's late ones."""
+    return not member.startswith(("!", "~")) and ttft_ms > 0 and 4 * waited_ms >= 3 * ttft_ms
+
 
 def floor_of(rank: int) -> int:
     return FLOORS[min(rank, len(FLOORS) - 1)]
@@ -39,7 +60,7 @@ def thousandths(weight: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """`tenant` is the stream's name: "~request" for a request that was lost and queued again."""
+    """`tenant` is the stream's name: "~request" for one that was lost and queued again, "!tenant" for late ones."""
 
     tier: str
     tenant: str
@@ -57,6 +78,8 @@ class FairQueue:
         self.active: dict[str, dict[str, int]] = {}
         """By tier: requests (queued or running) of each tenant that has any."""
         self.running: dict[tuple[str, str], int] = {}
+        self.passed: dict[str, int] = {}
+        """By tier: requests pulled since a late one was."""
         self.weights: dict[str, int] = {}
         """Tenant weights, thousandths."""
 
@@ -70,8 +93,12 @@ class FairQueue:
                 self.counters[tier, tenant] = least
         active[tenant] = active.get(tenant, 0) + 1
 
-    def start(self, tier: str, tenant: str) -> None:
+    def start(self, tier: str, tenant: str, late: bool = False) -> None:
         """A request was pulled."""
+        if late:
+            self.passed.pop(tier, None)
+        else:
+            self.passed[tier] = self.passed.get(tier, 0) + 1
         self.running[tier, tenant] = self.running.get((tier, tenant), 0) + 1
 
     def stop(self, tier: str, tenant: str) -> None:
@@ -100,11 +127,12 @@ class FairQueue:
         self,
         tiers: Sequence[tuple[str, int]],
         credit: Mapping[str, int],
-        heads: Callable[[str], Sequence[tuple[int, str]]],
+        heads: Callable[[str, bool], Sequence[tuple[int, str]]],
     ) -> Pick | None:
         """The next request; None when credit or queue is used up.
 
-        `tiers` are (name, rank) of those with anything queued, in rank order; `heads` are (arrival, tenant) by arrival.
+        `tiers` are (name, rank) of those with anything queued, in rank order; `heads(tier, late)`
+        are (arrival, tenant) by arrival.
         A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
         a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Last,
         credit under the name "+" (rows kept free for it) takes the oldest head of a tenant within Δ that runs less
@@ -114,29 +142,34 @@ class FairQueue:
             for tier, rank in tiers:
                 due = floor_of(rank) > 0 and self.deficits.get(tier, 0) >= QUANTUM
                 if credit.get(tier, 0) > 0 and (due or not by_floor):
-                    return Pick(tier, self._choose(tier, heads(tier)[:HEADS]), by_floor, False)
+                    return Pick(tier, self._choose(tier, heads), by_floor, False)
         if credit.get("+", 0) <= 0:
             return None
         for tier, _ in tiers:
             total = sum(n for (name, _), n in self.running.items() if name == tier)
             share = max(1, total // (len(self.active.get(tier, ())) + 1))
-            for _, tenant in heads(tier)[:HEADS]:
+            for _, tenant in heads(tier, False)[:HEADS]:
                 behind = tenant.startswith("~") or self.counters.get((tier, tenant), 0) <= self.least(tier) + GATE
                 if behind and self.running.get((tier, tenant), 0) < share:
                     return Pick(tier, tenant, False, True)
         return None
 
-    def _choose(self, tier: str, heads: Iterable[tuple[int, str]]) -> str:
+    def _choose(self, tier: str, heads: Callable[[str, bool], Sequence[tuple[int, str]]]) -> str:
+        first = self.passed.get(tier, 0) >= LATE_EVERY
+        chosen = self._choose_of(tier, heads(tier, first)) or self._choose_of(tier, heads(tier, not first))
+        if chosen is None:
+            raise ValueError(f"tier {tier} has nothing queued")
+        return chosen
+
+    def _choose_of(self, tier: str, heads: Sequence[tuple[int, str]]) -> str | None:
         limit = self.least(tier) + GATE
-        best: str | None = None
-        for _, tenant in heads:
-            counter = self.counters.get((tier, tenant), 0)
+        best, least = None, 0
+        for _, tenant in heads[:HEADS]:
+            counter = self.counters.get((tier, tenant.removeprefix("!")), 0)
             if tenant.startswith("~") or counter <= limit:
                 return tenant
-            if best is None or counter < self.counters.get((tier, best), 0):
-                best = tenant
-        if best is None:
-            raise ValueError(f"tier {tier} has nothing queued")
+            if best is None or counter < least:
+                best, least = tenant, counter
         return best
 
     def charge(self, tier: str, tenant: str, cost: int, queued: Iterable[tuple[str, int]]) -> None:

@@ -96,7 +96,7 @@ end
 
 -- The tenant's queue now starts after entry `arrival`.
 local function move_head(p, r, arrival)
-  local ready = p .. 'ready:' .. r.pool .. ':' .. r.tier
+  local ready = ready_key(p, r.pool, r.tier, r.member)
   local head = redis.call('XRANGE', r.stream, '(' .. arrival .. '-0', '+', 'COUNT', 1)[1]
   if head then
     redis.call('ZADD', ready, string.match(head[1], '^%d+'), r.member)
@@ -116,7 +116,7 @@ local function enqueue(p, request, r, work)
   r.entry = r.arrival .. '-0'
   if redis.call('EXISTS', r.stream) == 0 then redis.call('XGROUP', 'CREATE', r.stream, GROUP, '0', 'MKSTREAM') end
   redis.call('XADD', r.stream, r.entry, 'r', request, 'w', work)
-  redis.call('ZADD', p .. 'ready:' .. r.pool .. ':' .. r.tier, 'NX', r.arrival, r.member)
+  redis.call('ZADD', ready_key(p, r.pool, r.tier, r.member), 'NX', r.arrival, r.member)
   redis.call('ZADD', p .. 'tiers:' .. r.pool, r.rank, r.tier)
   if tonumber(r.expires) > 0 then redis.call('ZADD', p .. 'expiry', r.expires, request) end
   count_depth(p, r, 1)
@@ -132,7 +132,7 @@ local function free_slots(p, request, r)
 end
 
 local function leave_queue(p, request, r)
-  local score = redis.call('ZSCORE', p .. 'ready:' .. r.pool .. ':' .. r.tier, r.member)
+  local score = redis.call('ZSCORE', ready_key(p, r.pool, r.tier, r.member), r.member)
   if score and tonumber(score) == tonumber(r.arrival) then move_head(p, r, r.arrival) end
   drop_entry(p, r.stream, r.entry)
   redis.call('ZREM', p .. 'expiry', request)
@@ -271,7 +271,8 @@ local function commit_admission(p, a, work, levels, now)
   local request = a.request
   local r = {state = 'queued', tenant = a.tenant, tier = a.tier, rank = int(a.tier_rank), pool = a.pool, gateway = a.gateway,
     epoch = '0', hold = int(a.hold_nano), choices = int(a.choices), prompt = int(a.prompt_tokens), admitted = int(now),
-    expires = int(a.expires_ms), weight = int(math.max(1, math.floor(a.weight * UNIT + 0.5))), attempts = '0', member = a.tenant, arrival = int(redis.call('INCR', p .. 'arrivals'))}
+    expires = int(a.expires_ms), weight = int(math.max(1, math.floor(a.weight * UNIT + 0.5))),
+    ttft = int(a.ttft_ms), attempts = '0', member = a.tenant, arrival = int(redis.call('INCR', p .. 'arrivals'))}
   for i, limit in ipairs(a.limits) do
     if levels[i] then
       local key = p .. 'rl:' .. a.tenant .. ':' .. limit[1]
@@ -347,8 +348,18 @@ local function start(p, request, r, engine, now)
   redis.call('SADD', p .. 'engreq:' .. engine, request)
   redis.call('ZREM', p .. 'expiry', request)
   fair_run(p, r, 1)
+  fair_passed(p, r)
   count_depth(p, r, -1)
   measure_drain(p, r, now)
+end
+
+-- A head that can hardly be served in time any more goes to its tenant's queue of late ones, out of the way of the others.
+local function relegate(p, request, r, work)
+  drop_entry(p, r.stream, r.entry)
+  count_depth(p, r, -1)  -- enqueue counts it again
+  r.member = '!' .. r.tenant
+  enqueue(p, request, r, work)
+  redis.call('HSET', p .. 'req:' .. request, 'member', r.member, 'stream', r.stream)
 end
 
 -- Take the head of one queue. Record and work, or nil when the entry was no startable request.
@@ -356,7 +367,7 @@ local function take(p, pool, tier, member, engine, now)
   local stream = p .. 'q:' .. pool .. ':' .. tier .. ':' .. member
   local entry, request, work = read_head(stream, engine)
   if not entry then
-    redis.call('ZREM', p .. 'ready:' .. pool .. ':' .. tier, member)
+    redis.call('ZREM', ready_key(p, pool, tier, member), member)
     return nil
   end
   local queue = {pool = pool, tier = tier, member = member, stream = stream}
@@ -367,6 +378,8 @@ local function take(p, pool, tier, member, engine, now)
   elseif r.state == 'queued' and r.entry == entry then
     if tonumber(r.expires) > 0 and tonumber(r.expires) <= now then
       expire(p, request, r)
+    elseif is_late(r, now) then
+      relegate(p, request, r, work)
     else
       start(p, request, r, engine, now)
       return r, work

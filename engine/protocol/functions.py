@@ -80,6 +80,8 @@ class Admission:
     """Rate limits (name, capacity, refill per minute, cost): token buckets `rl:{tenant}:{name}`."""
     weight: float = 1.0
     """The tenant's share beside other tenants of its tier."""
+    ttft_ms: int = 0
+    """The tier's target: a request that has waited three quarters of it stands behind those that have not (0: never)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol.fair import UNIT, FairQueue, thousandths
+from engine.protocol.fair import UNIT, FairQueue, is_late, thousandths
 from engine.protocol.functions import Admission, Cancelled, Pull, Pulled, Reaped, Verdict
 from engine.protocol.messages import Control, Delta, Final, Timeline, decode, encode
 
@@ -137,8 +137,11 @@ class Twin:
     def _key(self, r: Record) -> tuple[str, str, str]:
         return (r.a.pool, r.a.tier, r.member)
 
+    def _ready(self, key: tuple[str, str, str]) -> dict[str, int]:
+        return self.ready[key[0], f"{key[1]}!" if key[2].startswith("!") else key[1]]
+
     def _move_head(self, key: tuple[str, str, str]) -> None:
-        queue, ready = self.queues.get(key), self.ready[key[:2]]
+        queue, ready = self.queues.get(key), self._ready(key)
         if queue is not None and queue.waiting:
             ready[key[2]] = next(iter(queue.waiting))
         else:
@@ -158,7 +161,7 @@ class Twin:
         queue = self.queues.setdefault(key, Queue())
         queue.waiting[r.arrival] = (request, work)
         queue.entries.add(r.arrival)
-        self.ready[key[:2]].setdefault(r.member, r.arrival)
+        self._ready(key).setdefault(r.member, r.arrival)
         self.tiers[r.a.pool][r.a.tier] = r.a.tier_rank
         if r.expires_ms > 0:
             self.expiry[request] = r.expires_ms
@@ -316,15 +319,22 @@ class Twin:
     def _queued(self, pool: str) -> list[tuple[str, int]]:
         """Tiers with anything queued, best first."""
         tiers = sorted(self.tiers[pool].items(), key=lambda item: (item[1], item[0]))
-        return [(tier, rank) for tier, rank in tiers if self.ready[pool, tier]]
+        return [(tier, rank) for tier, rank in tiers if self.ready[pool, tier] or self.ready[pool, f"{tier}!"]]
 
-    def _heads(self, pool: str, tier: str) -> list[tuple[int, str]]:
-        return sorted((arrival, member) for member, arrival in self.ready[pool, tier].items())
+    def _heads(self, pool: str, tier: str, late: bool) -> list[tuple[int, str]]:
+        ready = self.ready[pool, f"{tier}!" if late else tier]
+        return sorted((arrival, member) for member, arrival in ready.items())
+
+    def _relegate(self, request: str, r: Record, work: bytes) -> None:
+        self._drop_entry(self._key(r), r.arrival)
+        self._count_depth(r, -1)
+        r.member = f"!{r.a.tenant}"
+        self._enqueue(request, r, work)
 
     def _take(self, now: int, key: tuple[str, str, str], engine: str) -> tuple[Record, bytes] | None:
         queue = self.queues.get(key)
         if queue is None or not queue.waiting:
-            self.ready[key[:2]].pop(key[2], None)
+            self._ready(key).pop(key[2], None)
             return None
         arrival, (request, work) = queue.waiting.popitem(last=False)
         self._move_head(key)
@@ -333,12 +343,14 @@ class Twin:
             self._drop_entry(key, arrival)
         elif r.state == "queued" and r.arrival == arrival and 0 < r.expires_ms <= now:
             self._expire(request, r)
+        elif r.state == "queued" and r.arrival == arrival and is_late(r.member, now - r.admitted_ms, r.a.ttft_ms):
+            self._relegate(request, r, work)
         elif r.state == "queued" and r.arrival == arrival:
             r.state, r.engine, r.pulled_ms = "running", engine, now
             r.attempts += 1
             self.engine_requests[engine].add(request)
             self.expiry.pop(request, None)
-            self.fair[r.a.pool].start(r.a.tier, r.a.tenant)
+            self.fair[r.a.pool].start(r.a.tier, r.a.tenant, r.member.startswith("!"))
             self._count_depth(r, -1)
             self._measure_drain(now, r)
             return r, work
@@ -360,7 +372,7 @@ class Twin:
         works: list[Pulled] = []
         accounts: dict[str, float] = {}
         for _ in range(_SCAN_LIMIT):
-            pick = fair.pick(self._queued(pool), left, lambda tier: self._heads(pool, tier))
+            pick = fair.pick(self._queued(pool), left, lambda tier, late: self._heads(pool, tier, late))
             if pick is None:
                 break
             taken = self._take(now, (pool, pick.tier, pick.tenant), engine)

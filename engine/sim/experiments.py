@@ -190,7 +190,7 @@ def plan_time() -> Rows:
             now += 0.05
             scheduler.commit(plan, StepOutcome(step, samples, 0.05), now)
         steady = times[-60:]
-        rows.append({"waiting": waiting, "running": len(scheduler.running), "median_ms": 1e3 * median(steady),
+        rows.append({"waiting": waiting, "median_ms": 1e3 * median(steady),
                      "p95_ms": 1e3 * (percentile(steady, 0.95) or 0.0)})  # fmt: skip
     return rows
 

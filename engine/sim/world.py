@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from typing import Any
 from zlib import crc32
 
-from engine.protocol.fair import UNIT, FairQueue
+from engine.protocol.fair import UNIT, FairQueue, is_late
 from engine.scheduler import Scheduler, SchedulerConfig, create
 from engine.scheduler.contract import Accounts, Advance, Request
 from engine.scheduler.cost import Load, StepCost
@@ -230,20 +230,29 @@ class World:
         waiting = {tier for tier, _ in self._streams}
         return [(tier.name, tier.rank) for tier in TIERS if tier.name in waiting]
 
-    def _heads(self, tier: str) -> list[tuple[int, str]]:
-        return sorted((queue[0], tenant) for (name, tenant), queue in self._streams.items() if name == tier)
+    def _heads(self, tier: str, late: bool) -> list[tuple[int, str]]:
+        return sorted(
+            (queue[0], member)
+            for (name, member), queue in self._streams.items()
+            if name == tier and member.startswith("!") is late
+        )
 
     def _pull(self, engine: Engine) -> None:
         credit = engine.credit(self.now)
         while credit and (picked := self.queue.pick(self._queued(), credit, self._heads)) is not None:
-            tier, tenant = picked.tier, picked.tenant
-            queue = self._streams[tier, tenant]
+            tier, member = picked.tier, picked.tenant
+            queue = self._streams[tier, member]
             number = queue.popleft()
             if not queue:
-                del self._streams[tier, tenant]
+                del self._streams[tier, member]
+            arrival = self.lives[number].arrival
+            tenant, waited_ms = arrival.tenant, int(1000 * (self.now - arrival.at_s))
+            if is_late(member, waited_ms, int(1000 * TIERS[arrival.tier].ttft_s)):
+                self._streams.setdefault((tier, f"!{tenant}"), deque()).append(number)
+                continue
             for name in ("+",) if picked.express else [name for name in credit if name != "+"]:
                 credit[name] -= 1
-            self.queue.start(tier, tenant)
+            self.queue.start(tier, tenant, member.startswith("!"))
             request = self._request(number, picked.by_floor)
             cost = int(self.config.w_in * len(request.prompt) * UNIT)
             self.queue.charge(tier, tenant, cost, self._queued())

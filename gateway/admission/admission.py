@@ -291,6 +291,7 @@ def _facts(principal: Principal, tier: TierFacts, order: Order, request: str, ga
         expires_ms=_expiry(order),
         limits=tuple((name, capacity, refill, costs.get(name, 1)) for name, capacity, refill in principal.limits),
         weight=principal.weight,
+        ttft_ms=tier.ttft_ms,
     )
 
 

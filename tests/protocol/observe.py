@@ -80,6 +80,7 @@ def _accounts(pool: str, fair: FairQueue) -> dict[str, Any]:
         f"deficit:{pool}": {tier: str(v) for tier, v in fair.deficits.items()},
         f"open_by_tier:{pool}": {name: str(n) for name, n in opened.items()},
         f"running:{pool}": {name: str(n) for name, n in running.items()},
+        f"passed:{pool}": {tier: str(n) for tier, n in fair.passed.items()},
         f"weight:{pool}": {tenant: str(w) for tenant, w in fair.weights.items()},
     }
     for tier, active in fair.active.items():
