@@ -46,7 +46,6 @@ CODES: dict[str, Code] = {
     "missing_api_key": Code(401, _INVALID),
     "invalid_api_key": Code(401, _INVALID),
     "api_key_expired": Code(401, _INVALID),
-    "tenant_inactive": Code(403, "permission_error"),
     "ip_not_allowed": Code(403, "permission_error"),
     "scope_not_allowed": Code(403, "permission_error"),
     "tier_not_allowed": Code(403, "permission_error"),
