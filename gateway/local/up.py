@@ -18,7 +18,7 @@ from gateway.local.lifeline import kill_group, spawn
 from gateway.local.preflight import PreflightError, check_port, check_python
 from gateway.local.process import Process, Supervisor, describe_exit, ended
 from gateway.local.screen import Screen
-from gateway.local.server import EmbeddedServer, ServerError, last_line
+from gateway.local.server import EmbeddedServer, ServerError, last_line, tail
 from gateway.local.stack import PYTHON, Options, Stack, on_disk
 
 __all__ = ["UpError", "up"]
@@ -40,6 +40,8 @@ def up(folder: DataFolder, options: Options, screen: Screen) -> int:
         if not folder.lock():
             pid = folder.read(folder.state).get("supervisor", "?")
             raise UpError(f"Sluice runs already on {folder.path} (process {pid}); stop it with `sluice down`.")
+        if options.port == options.console_port:
+            raise UpError(f"the API and the console can't share port {options.port}; see --port and --console-port.")
         check_port(options.host, options.port, "--port")
         check_port(options.host, options.console_port, "--console-port")
         return asyncio.run(_Up(folder, options, screen).run())
@@ -302,8 +304,9 @@ def _get(options: Options, path: str, port: int | None = None, key: str = "") ->
 
 
 def _reason(log: Path) -> str:
-    """The last thing a process said; of a structured line, its detail."""
-    line = last_line(log)
+    """The last error of a process, else the last thing it said; of a structured line, its detail."""
+    errors = [line for line in tail(log).splitlines() if line.startswith("ERROR")]
+    line = errors[-1].removeprefix("ERROR:").strip() if errors else last_line(log)
     try:
         return str(json.loads(line)["detail"])
     except (ValueError, LookupError, TypeError):
