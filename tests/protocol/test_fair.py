@@ -19,22 +19,27 @@ class Pool:
         self.functions, self.count = functions, 0
         functions.register("m", "e", "h", b"card", 60_000)
 
-    def admit(self, tenant: str, tier: str = "standard", prompt: int = 100, weight: float = 1.0) -> None:
+    def admit(
+        self, tenant: str, tier: str = "standard", prompt: int = 100, weight: float = 1.0, ttft_ms: int = 0
+    ) -> None:
         self.count += 1
         verdict = self.functions.admit(
             Admission(
                 request=f"{tenant}-{self.count}", tenant=tenant, pool="m", tier=tier,
                 tier_rank=RANKS[tier], gateway="g",
                 generation=1, hold_nano=0, floor_nano=None, max_concurrent=-1, max_queued_tier=-1, max_queued_tenant=-1,
-                choices=1, prompt_tokens=prompt, lease_ms=60_000, weight=weight,
+                choices=1, prompt_tokens=prompt, lease_ms=60_000, weight=weight, ttft_ms=ttft_ms,
             ),
-            tenant.encode(),
+            f"{tenant}-{self.count}".encode(),
         )  # fmt: skip
         assert verdict.ok
 
     def pull(self, **credit: int) -> list[str]:
         pulled = self.functions.pull("m", "e", {name.replace("express", "+"): n for name, n in credit.items()}, 60_000)
         return [work.work.decode() for work in pulled.works]
+
+    def tenants(self, **credit: int) -> list[str]:
+        return [name.partition("-")[0] for name in self.pull(**credit)]
 
 
 @pytest.fixture
@@ -45,17 +50,17 @@ def pool(functions: ClockedFunctions) -> Pool:
 def test_a_flood_does_not_hold_up_a_tenant_that_was_served_less(pool: Pool) -> None:
     for _ in range(20):
         pool.admit("flood")
-    assert pool.pull(standard=3) == ["flood"] * 3
+    assert pool.tenants(standard=3) == ["flood"] * 3
     pool.admit("quiet")
     pool.functions.charge("m", [("standard", "flood", 100.0)])
-    assert pool.pull(standard=2) == ["quiet", "flood"]
+    assert pool.tenants(standard=2) == ["quiet", "flood"]
 
 
 def test_pulls_follow_weights(pool: Pool) -> None:
     for _ in range(40):
         pool.admit("one", weight=1.0)
         pool.admit("three", weight=3.0)
-    pulled = pool.pull(standard=40)
+    pulled = pool.tenants(standard=40)
     assert pulled.count("three") == pytest.approx(30, abs=2)
 
 
@@ -63,10 +68,10 @@ def test_strict_tiers_but_for_a_floor_that_is_due(pool: Pool) -> None:
     for _ in range(5):
         pool.admit("jobs", "batch")
         pool.admit("chat", "interactive")
-    assert pool.pull(interactive=1, batch=1) == ["chat"]
+    assert pool.tenants(interactive=1, batch=1) == ["chat"]
     pool.functions.charge("m", [("interactive", "chat", QUANTUM / UNIT / 0.05)])
     pulled = pool.functions.pull("m", "e", {"interactive": 2, "batch": 2}, 60_000)
-    assert [(w.work.decode(), w.by_floor) for w in pulled.works] == [("jobs", True), ("chat", False)]
+    assert [(w.work.decode().partition("-")[0], w.by_floor) for w in pulled.works] == [("jobs", True), ("chat", False)]
     assert pulled.accounts["batch"] < QUANTUM / UNIT
 
 
@@ -82,11 +87,11 @@ def test_a_tenant_back_from_idle_has_saved_up_nothing(pool: Pool) -> None:
 def test_express_credit_is_for_those_who_run_little(pool: Pool) -> None:
     for _ in range(9):
         pool.admit("flood")
-    assert pool.pull(standard=6) == ["flood"] * 6
-    assert pool.pull(express=2) == []
+    assert pool.tenants(standard=6) == ["flood"] * 6
+    assert pool.tenants(express=2) == []
     pool.admit("quiet")
     pool.functions.charge("m", [("standard", "flood", 1000.0)])
-    assert pool.pull(express=2) == ["quiet"]
+    assert pool.tenants(express=2) == ["quiet"]
 
 
 def test_a_refund_brings_a_tenant_forward(pool: Pool) -> None:
@@ -94,9 +99,9 @@ def test_a_refund_brings_a_tenant_forward(pool: Pool) -> None:
         for _ in range(3):
             pool.admit(tenant, prompt=1)
     pool.functions.charge("m", [("standard", "a", 500.0), ("standard", "b", 400.0)])
-    assert pool.pull(standard=1) == ["b"]
+    assert pool.tenants(standard=1) == ["b"]
     pool.functions.charge("m", [("standard", "a", -300.0)])
-    assert pool.pull(standard=1) == ["a"]
+    assert pool.tenants(standard=1) == ["a"]
 
 
 def test_spread_of_service_between_backlogged_tenants_of_the_queue_is_within_the_gate_and_a_prompt() -> None:
@@ -118,3 +123,17 @@ def test_spread_of_service_between_backlogged_tenants_of_the_queue_is_within_the
         queue.charge("standard", picked.tenant, prompts[picked.tenant] * UNIT, [("standard", 1)])
         counters = [queue.counters.get(("standard", tenant), 0) for tenant in left]
         assert max(counters) - min(counters) <= 700 * UNIT + GATE
+
+
+def test_a_late_head_does_not_hide_those_behind_it_and_is_not_forgotten(pool: Pool) -> None:
+    for _ in range(2):
+        pool.admit("a", ttft_ms=1000)
+    pool.functions.set_clock(1_000_900)
+    for _ in range(20):
+        pool.admit("a", ttft_ms=10_000)
+    first = pool.pull(standard=1)
+    assert first == ["a-3"]
+    rest = [name for _ in range(21) for name in pool.pull(standard=1)]
+    assert rest[15] == "a-1", "sixteen others, then a late one"
+    assert rest[-1] == "a-2"
+    assert len({*first, *rest}) == 22

@@ -164,3 +164,13 @@ def test_any_traffic_on_any_number_of_engines_is_served_and_leaves_nothing_behin
     for engine in world.fleet:
         engine.scheduler.check()
         assert engine.scheduler.device.live == 0
+
+
+def test_behind_the_queue_an_overload_leaves_the_goodput_standing() -> None:
+    def met(load: float) -> float:
+        sources = [Source(f"t{i}", 0, 2.0 * load, int(60 * load), "poisson", "100/40") for i in range(4)]
+        config = SchedulerConfig(device_blocks=2048, max_rows=16, prefix_cache=False)
+        world = World(config).run(stream(sources), until_s=30.0)
+        return sum(life.met for life in world.lives.values()) / 30.0
+
+    assert met(3.0) >= 0.9 * max(met(0.75), met(1.0))
