@@ -45,12 +45,14 @@ class Stack:
     credentials: dict[str, Any] = field(default_factory=dict)
     more: dict[str, str] = field(default_factory=dict)
     """Environment of the commands beside the clean one."""
+    options: tuple[str, ...] = ()
+    """More arguments of `up`."""
 
     def arguments(self) -> list[str]:
         if not self.port:
             self.port, self.console_port = free_ports(2)
         ports = ["--port", str(self.port), "--console-port", str(self.console_port)]
-        return [*ports, "--data-dir", str(self.data_dir), "--backend", self.backend]
+        return [*ports, "--data-dir", str(self.data_dir), "--backend", self.backend, *self.options]
 
     def up(self) -> dict[str, Any]:
         """`sluice up --detach`; its one JSON line."""
