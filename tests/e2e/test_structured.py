@@ -97,7 +97,8 @@ def test_a_stream_is_the_same_and_log_probabilities_are_the_models(stack: Stack)
 
 
 def test_the_extension_on_both_routes(stack: Stack) -> None:
-    client, how = stack.client(), {"structured_outputs": {"regex": r"[A-Z]{2}-\d{3}"}}
+    client = stack.client()
+    how: dict[str, Any] = {"structured_outputs": {"regex": r"[A-Z]{2}-\d{3}"}}
     text = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20, extra_body=how).choices[0]
     assert text.message.content and len(text.message.content) == 6 and text.finish_reason == "stop"
     how = {"structured_outputs": {"choice": ["blau", "grün"]}}

@@ -83,7 +83,7 @@ def complete(backend: CausalLM, prompt: list[int], how: Sampling, seed: int) -> 
     """As the scheduler would: to an end token; None when `max_tokens` came first."""
     driver = Driver(backend)
     one = driver._add(prompt, how, seed)
-    starts = (Start(one.source.sequence, (), 0),)
+    starts: tuple[Start, ...] = (Start(one.source.sequence, (), 0),)
     try:
         while not one.done:
             driver._step([one], starts)
