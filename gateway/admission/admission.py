@@ -187,7 +187,7 @@ class Admission:
         for _ in range(3):
             facts = _facts(principal, tier, order, request, self._dispatcher.gateway, held)
             try:
-                verdict = await self._dispatcher.functions.admit(facts, work)
+                verdict = await self._dispatcher.admitter.admit(facts, work)
             except (RedisError, OSError) as error:
                 log.warning("admission of %s: %s", request, error)
                 raise ApiError(

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from engine.protocol.functions import AsyncFunctions
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Delta, Final, Timeline, encode
+from gateway.dispatch.batch import Admitter
 from gateway.dispatch.flight import Flight, Route, Trail
 from gateway.dispatch.reader import ReplyReader
 from gateway.dispatch.recorder import Recorder
@@ -42,6 +43,7 @@ class Dispatcher:
         # Longer than the block: a quiet stream is no dead connection.
         self._reading = connect(redis_url, connections=2, timeout_s=5.0)
         self.functions = AsyncFunctions(self.redis, self.keys)
+        self.admitter = Admitter(self.redis, self.functions)
         self.recorder = Recorder(self.redis, self.keys)
         self.registry = Registry(self.redis, self.keys)
         self._reader = ReplyReader(self._reading, self.keys.replies(gateway), self._deliver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from engine.protocol.messages import Delta
@@ -23,7 +24,9 @@ class Reply:
         "_next",
         "_open",
         "_pending",
+        "_timer",
         "_waiter",
+        "_wake_at",
         "cached_tokens",
         "ended",
         "epoch",
@@ -51,6 +54,8 @@ class Reply:
         self._open = set(range(choices))
         self._pending: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._wake_at = inf
+        self._timer: asyncio.TimerHandle | None = None
         self._failure: ApiError | None = None
 
     @property
@@ -96,7 +101,7 @@ class Reply:
             self.queued_s, self.prefill_s = delta.queued_s, delta.prefill_s
         self._pending.append(delta)
         if delta.last or not self._open:
-            self.ended = True
+            self._end()
         if len(self._pending) > self.limit:
             self._overflow()
         self._wake()
@@ -104,13 +109,19 @@ class Reply:
     def fail(self, error: ApiError) -> None:
         """End with an error, after whatever already arrived. The first failure stands."""
         if not self.ended:
-            self.ended = True
+            self._end()
             self._failure = error
             self._wake()
 
+    def _end(self) -> None:
+        self.ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _overflow(self) -> None:
         self._pending.clear()
-        self.ended = True
+        self._end()
         self._failure = ApiError("slow_client", "The client reads too slowly.")
         if self.on_overflow is not None:
             self.on_overflow()
@@ -120,18 +131,37 @@ class Reply:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def _set_alarm(self, loop: asyncio.AbstractEventLoop, timeout_s: float | None) -> None:
+        """One timer serves all waits of a stream: when it goes off before `_wake_at` it is set again. A timer for each
+        delta would add a tenth to what a delta costs."""
+        self._wake_at = loop.time() + timeout_s if timeout_s is not None else inf
+        if timeout_s is None:
+            return
+        if self._timer is not None and self._timer.when() > self._wake_at:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_at(self._wake_at, self._alarm, loop)
+
+    def _alarm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None or self._wake_at == inf:
+            return
+        if loop.time() >= self._wake_at - 0.001:  # the loop counts milliseconds
+            self._wake()
+        else:
+            self._timer = loop.call_at(self._wake_at, self._alarm, loop)
+
     async def get(self, timeout_s: float | None = None) -> list[Delta]:
         """All deltas that wait, at least one; empty after `timeout_s` or at the end. Raises the failure in its turn."""
         if not self._pending and not self.ended:
             loop = asyncio.get_running_loop()
             waiter = self._waiter = loop.create_future()
-            timer = loop.call_later(timeout_s, self._wake) if timeout_s is not None else None
+            self._set_alarm(loop, timeout_s)
             try:
                 await waiter
             finally:
                 self._waiter = None
-                if timer is not None:
-                    timer.cancel()
         if self._pending:
             pending, self._pending = self._pending, []
             return pending
