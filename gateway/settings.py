@@ -166,4 +166,6 @@ LOGGING = {
     "filters": {"redact": {"()": "gateway.observability.redaction.Redact"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SLUICE_LOG_LEVEL", "INFO")},
+    # A task that runs every few seconds and says so three times would hide what matters; failures are warnings.
+    "loggers": {name: {"level": "WARNING"} for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace")},
 }
