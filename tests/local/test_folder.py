@@ -103,6 +103,12 @@ def test_the_pool_is_named_after_the_model(model: str, pool: str) -> None:
     assert Options(model=model).pool == pool
 
 
+def test_an_embedding_model_has_a_pool_of_its_own() -> None:
+    assert Options(embedding_model="all-minilm-l6-v2").pools == ["smollm2-135m", "all-minilm-l6-v2"]
+    assert Options(engines=0, embedding_model=str(Path(__file__).parent)).pools == ["local"]
+    assert Options().pools == ["smollm2-135m"] and Options(engines=0).pools == []
+
+
 def _sluice(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "gateway.cli", *arguments], capture_output=True, text=True, check=False, timeout=60
