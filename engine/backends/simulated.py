@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from urllib.parse import unquote
 
 from engine.backends.contract import Capacity, Extras, Logprob, SequenceInput, TokenInfo
 from engine.protocol.messages import PROTOCOL_VERSION, ModelCard
@@ -46,7 +47,7 @@ class Simulation:
     prefill_tps: float = 4000.0
     """Prompt tokens a second of the whole engine."""
     text: str = "words"
-    """"words", "echo" (the prompt again), or the text itself."""
+    """"words", "echo" (the prompt again), or the text itself; a comma in it is written %2C."""
     tokens: int = 0
     """The answer ends by itself after so many tokens (0: at max_tokens, or at the end of a given text)."""
     fail_after: int = 0
@@ -58,6 +59,8 @@ class Simulation:
     """One step takes `stall_s` longer when a sequence reaches `stall_after` output tokens."""
     on: str = ""
     """Only prompts that contain this text fail, crash or stall."""
+    tools: int = 0
+    """1: the card says that tools can be called (the text decides whether one is)."""
     rows: int = 256
     step_tokens: int = 2048
     kv_tokens: int = 1_048_576
@@ -74,7 +77,7 @@ class Simulation:
                 raise ValueError(f"--simulate: {part!r} is not key=value with a key of {', '.join(known)}")
             kind = known[key.strip()]
             try:
-                values[key.strip()] = kind(value)
+                values[key.strip()] = kind(unquote(value))
             except ValueError:
                 raise ValueError(f"--simulate: {key.strip()} must be {kind.__name__}, not {value!r}") from None
             if not isinstance(values[key.strip()], str) and float(values[key.strip()]) < 0:
@@ -228,7 +231,8 @@ def _tokenizer() -> str:
 
 def _card(model: str, simulation: Simulation) -> ModelCard:
     tokenizer = _tokenizer()
-    facts = f"simulated:{PROTOCOL_VERSION}:{model}:{simulation.context}:{_TEMPLATE}:{tokenizer}"
+    capabilities = ("chat", "completion", "logprobs", *(("tools",) if simulation.tools else ()))
+    facts = f"simulated:{PROTOCOL_VERSION}:{model}:{simulation.context}:{capabilities}:{_TEMPLATE}:{tokenizer}"
     return ModelCard(
         model=model,
         hash=hashlib.sha256(facts.encode()).hexdigest(),
@@ -240,7 +244,7 @@ def _card(model: str, simulation: Simulation) -> ModelCard:
         add_bos=False,
         tokenizer=tokenizer,
         chat_template=_TEMPLATE,
-        capabilities=("chat", "completion", "logprobs"),
+        capabilities=capabilities,
         price_class="simulated",
         created_ms=1_700_000_000_000,
         bos_token="",

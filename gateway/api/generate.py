@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpResponseBase, StreamingHttpResponse
+from django.http import HttpResponseBase
 
 from engine.protocol.messages import ModelCard, Sampling
 from gateway.admission.admission import Arrival, Order, Replay, limit_headers
@@ -14,7 +14,7 @@ from gateway.api.answer import EVENT_STREAM, Answer, Wish
 from gateway.api.handler import DataRequest
 from gateway.api.idempotency import claim_of, replay
 from gateway.api.parse import parse_body
-from gateway.api.responses import raw_json
+from gateway.api.responses import EventStream, raw_json
 from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.common import GenerationRequest, check_bias, stops_of, unsupported
 from gateway.api.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -54,6 +54,8 @@ async def chat_order(plane: Plane, arrival: Arrival, principal: Principal, body:
     calls = body.calling()
     if calls is not None and "tools" not in model.card.capabilities:
         raise unsupported("tools", "this model can't call tools.")
+    if calls is not None and calls.forced and "grammar" not in model.card.capabilities:
+        raise unsupported("tool_choice", "this model's engine can't be made to call a tool; use 'auto'.")
     grammar = await _grammar(plane, principal, model, body.constraint(calls))
     sampling = _sampling(body, model.card, body.token_limit, top_logprobs=_chat_logprobs(body), grammar=grammar)
     prompts = await plane.prompts.chat(model.card, messages, calls.shown if calls is not None else None)
@@ -106,7 +108,7 @@ async def _answer(
         answer.close(error)
         raise
     headers |= {**_STREAM_HEADERS, "server-timing": answer.timing(ended=False)}
-    response = StreamingHttpResponse(answer.events(first), content_type=EVENT_STREAM, headers=headers)
+    response = EventStream(answer.events(first), EVENT_STREAM, headers)
     # Also when the client leaves before the first event is asked for and the generator never runs.
     response._resource_closers.append(answer.close)  # type: ignore[attr-defined]
     return response
