@@ -107,15 +107,20 @@ local function choose_of(p, pool, tier, late)
   local limit, best, least = least_counter(p, pool, tier) + GATE, nil, nil
   for _, member in ipairs(heads(p, pool, tier, late)) do
     local counter = counter_of(p, pool, tier .. ':' .. (late and string.sub(member, 2) or member))
-    if kind_of(member) == '~' or counter <= limit then return member end
+    if kind_of(member) == '~' or counter <= limit then return member, true end
     if not best or counter < least then best, least = member, counter end
   end
-  return best
+  return best, false
 end
 
+-- Those within the gate before those beyond it, in each those in time before the late ones (but for a late one's turn).
 local function choose(p, pool, tier)
   local first = (tonumber(redis.call('HGET', p .. 'passed:' .. pool, tier)) or 0) >= LATE_EVERY
-  return choose_of(p, pool, tier, first) or choose_of(p, pool, tier, not first)
+  local one, within = choose_of(p, pool, tier, first)
+  if one and within then return one end
+  local other, also = choose_of(p, pool, tier, not first)
+  if other and (also or not one) then return other end
+  return one
 end
 
 -- (tier, member, by floor, express) of the next request; nil when credit or queue is used up.

@@ -155,22 +155,28 @@ class FairQueue:
         return None
 
     def _choose(self, tier: str, heads: Callable[[str, bool], Sequence[tuple[int, str]]]) -> str:
+        """Within the gate before beyond it, in each those in time before the late ones (but for a late one's turn)."""
         first = self.passed.get(tier, 0) >= LATE_EVERY
-        chosen = self._choose_of(tier, heads(tier, first)) or self._choose_of(tier, heads(tier, not first))
-        if chosen is None:
+        one, within = self._choose_of(tier, heads(tier, first))
+        if one is not None and within:
+            return one
+        other, also = self._choose_of(tier, heads(tier, not first))
+        if other is not None and (also or one is None):
+            return other
+        if one is None:
             raise ValueError(f"tier {tier} has nothing queued")
-        return chosen
+        return one
 
-    def _choose_of(self, tier: str, heads: Sequence[tuple[int, str]]) -> str | None:
+    def _choose_of(self, tier: str, heads: Sequence[tuple[int, str]]) -> tuple[str | None, bool]:
         limit = self.least(tier) + GATE
         best, least = None, 0
         for _, tenant in heads[:HEADS]:
             counter = self.counters.get((tier, tenant.removeprefix("!")), 0)
             if tenant.startswith("~") or counter <= limit:
-                return tenant
+                return tenant, True
             if best is None or counter < least:
                 best, least = tenant, counter
-        return best
+        return best, False
 
     def charge(self, tier: str, tenant: str, cost: int, queued: Iterable[tuple[str, int]]) -> None:
         """Book `cost` (thousandths of weighted tokens, negative to refund); `queued` tiers (name, rank) earn floors."""
