@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engine.attention import HeadShape, KVStore
+from engine.runner.device import CpuDevice, Device
 
 __all__ = ["KVMemory"]
 
@@ -14,8 +15,7 @@ __all__ = ["KVMemory"]
 class KVMemory:
     """A block is one contiguous run of bytes in either pool, so every copy here moves whole blocks.
 
-    Copies are ordered with the kernels of the step (one stream), so a block that was copied out may be reused by the
-    next step at once.
+    Copies begin at once and in order; `fence` orders the kernels of the step after all of them.
     """
 
     def __init__(
@@ -26,26 +26,31 @@ class KVMemory:
         shape: HeadShape,
         block_size: int,
         dtype: torch.dtype,
+        device: Device | None = None,
     ) -> None:
-        self.store = KVStore(device_blocks, layers, shape, block_size, dtype)
-        self._host = KVStore(host_blocks, layers, shape, block_size, dtype).data
+        self.device = device or CpuDevice()
+        self.store = KVStore(device_blocks, layers, shape, block_size, dtype, self.device.name)
+        self._host = self.device.host((host_blocks, *self.store.data.shape[1:]), dtype)
 
     def park(self, device: Sequence[int], host: Sequence[int]) -> None:
         """Copy device blocks to host blocks, pairwise."""
-        _copy(self.store.data, device, self._host, host)
+        self._copy(self.store.data, device, self._host, host)
 
     def restore(self, host: Sequence[int], device: Sequence[int]) -> None:
         """Copy host blocks to device blocks, pairwise."""
-        _copy(self._host, host, self.store.data, device)
+        self._copy(self._host, host, self.store.data, device)
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy device blocks (source, target) in order."""
         for source, target in pairs:
-            self.store.data[target].copy_(self.store.data[source])
+            self.device.copy(self.store.data[source], self.store.data[target])
 
+    def fence(self) -> None:
+        """What is computed from here on sees all copies done."""
+        self.device.fence()
 
-def _copy(source: torch.Tensor, sources: Sequence[int], target: torch.Tensor, targets: Sequence[int]) -> None:
-    if len(sources) != len(targets):
-        raise ValueError(f"{len(sources)} blocks can't be copied to {len(targets)}")
-    for a, b in zip(sources, targets, strict=True):
-        target[b].copy_(source[a])
+    def _copy(self, source: torch.Tensor, sources: Sequence[int], target: torch.Tensor, targets: Sequence[int]) -> None:
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} blocks can't be copied to {len(targets)}")
+        for a, b in zip(sources, targets, strict=True):
+            self.device.copy(source[a], target[b])

@@ -7,6 +7,7 @@ import time
 import torch
 from torch import Tensor
 
+from engine.attention import PagedBatch
 from engine.backends.contract import Extras, SequenceInput, TokenInfo
 from engine.models.architectures import Decoder
 from engine.runner.batch import PackedStep, SampleRow, pack
@@ -63,12 +64,13 @@ class Runner:
         memory.copy((copy.source, copy.target) for copy in plan.copies)
         for copy in plan.copies:
             sequences[copy.sequence].blocks[copy.index] = copy.target
+        memory.fence()
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[tuple[Sample, ...], tuple[tuple[int, str], ...]]:
         step = pack(plan.slices, self._sequences, self._memory.store.block_size)
         pending = self.grammars.start(step.samples)
-        logits_RV = self._model.forward(step.tokens, step.batch, self._memory.store, step.logit_rows)
+        logits_RV = self._forward(step)
         if logits_RV is None:
             return (), ()
         count = len(step.samples)
@@ -91,6 +93,20 @@ class Runner:
             tuple(Sample(number, tuple(new)) for number, new in samples.items() if number not in faults),
             tuple(sorted(faults.items())),
         )
+
+    def _forward(self, step: PackedStep) -> Tensor | None:
+        """Logits on the host, where they are sampled."""
+        upload, batch = self._memory.device.upload, step.batch
+        placed = PagedBatch(
+            row_starts=upload(batch.row_starts),
+            contexts=upload(batch.contexts),
+            tables=upload(batch.tables),
+            positions=upload(batch.positions),
+            slots=upload(batch.slots),
+        )
+        rows = upload(step.logit_rows) if step.logit_rows is not None else None
+        logits_RV = self._model.forward(upload(step.tokens), placed, self._memory.store, rows)
+        return logits_RV.cpu() if logits_RV is not None else None
 
     def _echo(self, step: PackedStep, logits_RV: Tensor) -> None:
         """Log-probabilities of prompt tokens, for requests that want their prompt back."""
