@@ -16,6 +16,7 @@ from engine.models import ModelError, open_checkpoint
 from engine.models.architectures import build_decoder
 from engine.protocol.messages import ModelCard
 from engine.runner import Runner
+from engine.runner.device import open_device
 from engine.runner.grammar import Grammars
 from engine.runner.memory import KVMemory
 from engine.runner.sampler import Sampler
@@ -49,6 +50,8 @@ class CausalLM:
         threads: int,
         dtype: str = "auto",
         kernels: str = "auto",
+        quantization: str = "none",
+        device: str = "auto",
         model: str = "",
         context_length: int = 0,
         kv_memory_bytes: int = _GIB,
@@ -61,12 +64,14 @@ class CausalLM:
         """Read a GGUF file or a Hugging Face folder. Raises `ModelError` when it can't be used.
 
         `threads` is for this whole process: torch has one pool. `dtype` is fp32, bf16 or auto (what is fastest here).
+        `quantization` is none or int8 (weights and activations; CPUs only), `device` auto, cpu, cuda or cuda:N.
         `model` names the model to clients (default: the file's name) and, unless told otherwise, in the price book;
         0 as `context_length` takes the model's own.
         """
         checkpoint = open_checkpoint(path)
         torch.set_num_threads(threads)
-        dtype = default_dtype() if dtype == "auto" else dtype
+        place = open_device(device)
+        dtype = default_dtype(place.name) if dtype == "auto" else dtype
         if dtype not in _DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}: auto, fp32 or bf16")
         config = checkpoint.config
@@ -74,14 +79,22 @@ class CausalLM:
         shape = HeadShape(config.heads, config.kv_heads, config.head_dim)
         widths = (config.hidden, config.intermediate)
         kernel_set = choose_kernels(
-            kernels, _DTYPES[dtype], shape, block_size=block_size, widths=widths, threads=threads
+            kernels,
+            _DTYPES[dtype],
+            shape,
+            block_size=block_size,
+            widths=widths,
+            threads=threads,
+            device=place.name,
         )
-        decoder = build_decoder(checkpoint, kernel_set, _DTYPES[dtype], context)
+        decoder = build_decoder(
+            checkpoint, kernel_set, _DTYPES[dtype], context, quantization=quantization, device=place.name
+        )
         block_bytes = KVStore.block_bytes(config.layers, shape, block_size, _DTYPES[dtype])
         device_blocks, host_blocks = kv_memory_bytes // block_bytes, host_memory_bytes // block_bytes
         if device_blocks < 1:
             raise ModelError(f"{path}: a KV memory of {kv_memory_bytes} bytes holds no block of {block_bytes}")
-        memory = KVMemory(device_blocks, host_blocks, config.layers, shape, block_size, _DTYPES[dtype])
+        memory = KVMemory(device_blocks, host_blocks, config.layers, shape, block_size, _DTYPES[dtype], place)
         capabilities: tuple[str, ...] = ("completion", "logprobs", "grammar")
         if checkpoint.text.chat_template:
             capabilities += ("chat", "tools")
@@ -103,7 +116,7 @@ class CausalLM:
             context_length=context,
             block_bytes=block_bytes,
         )
-        identity = f"{checkpoint.content_hash()} {dtype} {kernel_set.name} {block_size}"
+        identity = f"{checkpoint.content_hash()} {dtype} {quantization} {kernel_set.name} {block_size}"
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:32]
         return cls(runner, card, capacity, dtype=dtype, threads=threads, fingerprint=fingerprint)
 
@@ -136,8 +149,10 @@ class CausalLM:
         return self._runner
 
 
-def default_dtype() -> str:
+def default_dtype(device: str = "cpu") -> str:
     """bf16 where the processor multiplies it natively, else fp32 (emulated bf16 is slower and no more exact)."""
+    if device != "cpu":
+        return "bf16"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
 
 

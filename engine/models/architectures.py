@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.attention import HeadShape, Kernels, KVStore, PagedBatch
 from engine.models.checkpoint import Checkpoint, DecoderConfig, ModelError
+from engine.models.linear import int8_refusal
 from engine.models.llama import Llama
 
 __all__ = ["Decoder", "build_decoder"]
@@ -28,9 +29,21 @@ class Decoder(Protocol):
         ...
 
 
-def build_decoder(checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype, context_length: int) -> Decoder:
-    """The model of a checkpoint, its weights read. Raises `ModelError`."""
+def build_decoder(
+    checkpoint: Checkpoint,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    context_length: int,
+    *,
+    quantization: str = "none",
+    device: str = "cpu",
+) -> Decoder:
+    """The model of a checkpoint, its weights read; `quantization` is none or int8. Raises `ModelError`."""
+    if quantization not in ("none", "int8"):
+        raise ModelError(f"unknown quantization {quantization!r}: none or int8")
+    if quantization == "int8" and (reason := int8_refusal(device)):
+        raise ModelError(reason)
     kind = _CLASSES.get(checkpoint.config.architecture)
     if kind is None:
         raise ModelError(f"{checkpoint.path}: the architecture {checkpoint.config.architecture!r} is not supported")
-    return kind(checkpoint, kernels, dtype, context_length)
+    return kind(checkpoint, kernels, dtype, context_length, int8=quantization == "int8", device=device)

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["Linear", "pack_linear"]
+from engine.attention import Kernels
+from engine.attention.contract import hadamard
+
+__all__ = ["Linear", "int8_refusal", "pack_linear"]
 
 Linear = Callable[[Tensor], Tensor]
 """[T, in] to [T, out], in the dtype of its input."""
@@ -15,12 +18,17 @@ Linear = Callable[[Tensor], Tensor]
 _ROWS_HINT = 32  # the batch oneDNN lays the weight out for; measured good from 1 to 512 rows
 
 
-def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Linear:
-    """A linear layer of float32 parameters, computed in `dtype`.
+def pack_linear(
+    weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, int8: Kernels | None = None, turn: bool = False
+) -> Linear:
+    """A linear layer of float32 parameters, computed in `dtype`; with `int8` in bytes, which these kernels round.
 
     On a CPU the weight is reordered for oneDNN. Beside being faster, its kernels sum a row the same way whatever the
-    number of rows, which keeps a sequence's numbers independent of who shares its batch.
+    number of rows, which keeps a sequence's numbers independent of who shares its batch. `turn` is for int8: spread
+    what stands out in the input before it is rounded.
     """
+    if int8 is not None:
+        return _int8(weight_OI, bias_O, int8, turn)
     weight = weight_OI.to(dtype)
     bias = None if bias_O is None else bias_O.to(dtype)
     if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
@@ -35,5 +43,38 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     def linear(x: Tensor) -> Tensor:
         result: Tensor = product(x, packed, bias, "none", [], "")
         return result
+
+    return linear
+
+
+def int8_refusal(device: str) -> str:
+    """Why products in int8 are of no use here; "" when they are."""
+    if torch.device(device).type != "cpu":
+        return f"int8 is for CPUs; leave --quantization out on {device}"
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return "int8 needs a torch that was built with oneDNN; leave --quantization out"
+    if not torch.cpu._is_vnni_supported():  # without it oneDNN multiplies bytes slower than floats
+        return "int8 needs a processor with AVX-512 VNNI; leave --quantization out"
+    return ""
+
+
+def _int8(weight_OI: Tensor, bias_O: Tensor | None, kernels: Kernels, turn: bool) -> Linear:
+    """Weights in int8 with a scale for each output, activations in 8 bits with a scale for each row.
+
+    oneDNN multiplies unsigned by signed bytes (other signs it computes a hundred times slower): the activations' levels
+    lie around 128, and what this adds to the result, the same for every row, is the product's bias.
+    """
+    turned_OI = hadamard(weight_OI.float()) if turn else weight_OI.float()
+    scale_O = (turned_OI.abs().amax(1) / 127).clamp_min(1e-12)
+    bytes_OI = (turned_OI / scale_O.unsqueeze(1)).round().to(torch.int8)
+    middle_O = -128 * scale_O * bytes_OI.sum(1)
+    packed = torch.ops.onednn.qlinear_prepack(bytes_OI, None)
+    zeros_O = torch.zeros(len(scale_O), dtype=torch.int64)
+    product = torch.ops.onednn.qlinear_pointwise.default
+
+    def linear(x: Tensor) -> Tensor:
+        levels, scale_T = kernels.quantize_rows(x, turn)
+        sums = product(levels, 1.0, 0, packed, scale_O, zeros_O, middle_O, 1.0, 0, torch.float32, "none", [], "")
+        return kernels.scale_rows(sums, scale_T, bias_O)
 
     return linear

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.attention import HeadShape, Kernels, KVStore, PagedBatch
 from engine.models.checkpoint import Checkpoint, DecoderConfig, ModelError
 from engine.models.linear import Linear, pack_linear
+from engine.models.turned import TurnedCheckpoint
 
 __all__ = ["Llama"]
 
@@ -30,20 +31,32 @@ class _Layer:
 class Llama:
     """Packed tokens in, logits of chosen rows out. Weights are read from the checkpoint once, layer by layer."""
 
-    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype, context_length: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        context_length: int,
+        *,
+        int8: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        if int8:
+            checkpoint = TurnedCheckpoint(checkpoint)
         config = checkpoint.config
         self.config = config
         self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim)
         self.dtype = dtype
         self._kernels = kernels
-        read = _Reader(checkpoint)
+        read = _Reader(checkpoint, device)
         embedding = read("model.embed_tokens.weight", config.vocab_size, config.hidden)
         head = embedding if config.tied_output else read("lm_head.weight", config.vocab_size, config.hidden)
         self._embedding = embedding.to(dtype)
-        self._head = pack_linear(head, None, dtype)
+        rounding = kernels if int8 else None
+        self._head = pack_linear(head, None, dtype, int8=rounding)
         self._norm = read("model.norm.weight", config.hidden)
-        self._layers = [_read_layer(read, config, number, dtype) for number in range(config.layers)]
-        self._rotary_PD = rotary_table(config, context_length)
+        self._layers = [_read_layer(read, config, number, dtype, rounding) for number in range(config.layers)]
+        self._rotary_PD = rotary_table(config, context_length).to(device)
 
     def forward(self, tokens_T: Tensor, batch: PagedBatch, store: KVStore, rows_R: Tensor | None) -> Tensor | None:
         """Float32 logits [R, vocabulary] of the packed rows `rows_R`; None when no row is asked for."""
@@ -77,19 +90,20 @@ class Llama:
 
 
 class _Reader:
-    """Tensors by name, with the shape the configuration calls for."""
+    """Tensors by name, with the shape the configuration calls for, on the device."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, device: str) -> None:
         self._checkpoint = checkpoint
+        self._device = device
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         tensor = self._checkpoint.tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{self._checkpoint.path}: {name} has shape {tuple(tensor.shape)}, not {shape}")
-        return tensor
+        return tensor.to(self._device)
 
 
-def _read_layer(read: _Reader, config: DecoderConfig, number: int, dtype: torch.dtype) -> _Layer:
+def _read_layer(read: _Reader, config: DecoderConfig, number: int, dtype: torch.dtype, int8: Kernels | None) -> _Layer:
     prefix = f"model.layers.{number}."
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     parts = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
@@ -103,13 +117,13 @@ def _read_layer(read: _Reader, config: DecoderConfig, number: int, dtype: torch.
     down = read(f"{prefix}mlp.down_proj.weight", config.hidden, config.intermediate)
     return _Layer(
         attention_norm=read(f"{prefix}input_layernorm.weight", config.hidden),
-        qkv=pack_linear(qkv, bias, dtype),
+        qkv=pack_linear(qkv, bias, dtype, int8=int8),
         q_norm=read(f"{prefix}self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
         k_norm=read(f"{prefix}self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
-        output=pack_linear(read(f"{prefix}self_attn.o_proj.weight", config.hidden, queries), None, dtype),
+        output=pack_linear(read(f"{prefix}self_attn.o_proj.weight", config.hidden, queries), None, dtype, int8=int8),
         feed_forward_norm=read(f"{prefix}post_attention_layernorm.weight", config.hidden),
-        gate_up=pack_linear(gate_up, None, dtype),
-        down=pack_linear(down, None, dtype),
+        gate_up=pack_linear(gate_up, None, dtype, int8=int8),
+        down=pack_linear(down, None, dtype, int8=int8, turn=True),
     )
 
 

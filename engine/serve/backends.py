@@ -25,6 +25,7 @@ def build_backend(options: Options) -> Backend:
     }
     if options.backend == "causal_lm":
         given |= {"kv_memory_bytes": options.kv_memory_mib << 20, "host_memory_bytes": options.host_memory_mib << 20}
+        given["quantization"] = options.quantization
     sizes = {"max_rows": options.max_rows, "max_step_tokens": options.max_step_tokens}
     return create_backend(options.backend, given | {name: value for name, value in sizes.items() if value})
 

@@ -38,6 +38,7 @@ class Options:
     threads: int
     policy: str
     dtype: str
+    quantization: str
     drain_s: float
     lease_ms: int
     simulate: str
@@ -86,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         help="scheduling policy (default: %(default)s)",
     )
     add("--dtype", default="auto", help="auto, fp32, bf16 (default: %(default)s)")
+    add(
+        "--quantization",
+        choices=("none", "int8"),
+        default="none",
+        help="int8: weights and activations in 8 bits, on CPUs (default: %(default)s)",
+    )
     add("--max-rows", type=int, default=0, help="sequences in one step (default: the backend's)")
     add("--max-step-tokens", type=int, default=0, help="tokens in one step (default: the backend's)")
     add("--kv-memory-mib", type=int, default=1024, help="memory for KV blocks on the device (default: %(default)s)")
@@ -122,6 +129,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         parser.error("no Redis address: give --redis-url or set REDIS_URL")
     if a.backend != "simulated" and not a.model:
         parser.error(f"the {a.backend} backend needs --model")
+    if a.quantization != "none" and a.backend != "causal_lm":
+        parser.error(f"--quantization is for causal_lm, not for the {a.backend} backend")
     if a.lease_ms < 500:
         parser.error("--lease-ms must be at least 500: the engine renews it four times a second")
     not_negative = (a.threads, a.max_rows, a.max_step_tokens, a.context, a.host_memory_mib, a.drain_seconds)
@@ -138,6 +147,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         threads=a.threads or max(1, (os.cpu_count() or 2) - 1),
         policy=a.policy,
         dtype=a.dtype,
+        quantization=a.quantization,
         drain_s=a.drain_seconds,
         lease_ms=a.lease_ms,
         simulate=a.simulate,

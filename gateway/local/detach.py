@@ -62,6 +62,7 @@ def _arguments(folder: DataFolder, options: Options) -> list[str]:
         "--backend": options.backend,
         "--model": options.model,
         "--embedding-model": options.embedding_model,
+        "--quantization": options.quantization,
     }
     return [word for name, value in pairs.items() for word in (name, str(value))]
 

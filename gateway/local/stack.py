@@ -48,6 +48,8 @@ class Options:
     """A name known to `sluice models`, or a path."""
     embedding_model: str = ""
     """Likewise, for one more engine with a pool of its own; empty: none."""
+    quantization: str = "none"
+    """none or int8, of the causal_lm engines."""
 
     @property
     def engine_threads(self) -> int:
@@ -144,14 +146,15 @@ class Stack:
 
     def engine(self, number: int, model: str) -> Spec:
         """`model`: path of the file or folder, or for the simulated backend a name."""
-        return self._engine(f"engine-{number}", self.options.pool, self.options.backend, model)
+        quantization = ("--quantization", self.options.quantization) if self.options.quantization != "none" else ()
+        return self._engine(f"engine-{number}", self.options.pool, self.options.backend, model, *quantization)
 
     def embedding_engine(self, model: str) -> Spec:
         """`model`: path of the folder."""
         return self._engine("engine-embeddings", self.options.embedding_pool, "embedding", model)
 
-    def _engine(self, name: str, pool: str, backend: str, model: str) -> Spec:
-        arguments = ["engine.serve", "--pool", pool, "--backend", backend, "--model", model]
+    def _engine(self, name: str, pool: str, backend: str, model: str, *more: str) -> Spec:
+        arguments = ["engine.serve", "--pool", pool, "--backend", backend, "--model", model, *more]
         arguments += ["--threads", str(self.options.engine_threads), "--drain-seconds", str(DRAIN_S)]
         steps = ((signal.SIGTERM, DRAIN_S + 3.0),)
         spec = self._python(name, 2, ["-m", *arguments], steps, self._openmp())

@@ -110,6 +110,71 @@ void silu_mul(const T* gate_up, T* out, long rows, long width, int threads) {
     }
 }
 
+// Lane i gets v[i ^ S] + v[i], or v[i ^ S] - v[i] where it is the second of its pair.
+template <int S>
+inline vf butterfly(vf v) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#ifdef __clang__
+    const vf other = __builtin_shufflevector(v, v, 0 ^ S, 1 ^ S, 2 ^ S, 3 ^ S, 4 ^ S, 5 ^ S, 6 ^ S, 7 ^ S, 8 ^ S, 9 ^ S,
+                                             10 ^ S, 11 ^ S, 12 ^ S, 13 ^ S, 14 ^ S, 15 ^ S);
+#else
+    const vf other = __builtin_shuffle(v, lane ^ S);
+#endif
+    return other + ((lane & S) != 0 ? -v : v);
+}
+
+// hadamard of the contract, then 128 + round(x / scale) with the row's largest number at 127.
+template <class T>
+void quantize_rows(const T* x, uint8_t* levels, float* scales, long rows, long width, int turn, int threads) {
+    const long count = width / LANES, run = count & -count;
+#pragma omp parallel for num_threads(threads) if (rows * width > SERIAL)
+    for (long r = 0; r < rows; r++) {
+        static thread_local std::vector<vf> v;
+        v.resize(count);
+        vf peak{};
+        for (long i = 0; i < count; i++) v[i] = load(x + r * width + i * LANES);
+        if (turn) {
+            for (long i = 0; i < count; i++) v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(v[i]))));
+            for (long step = 1; step < run; step *= 2)
+                for (long i = 0; i < count; i += 2 * step)
+                    for (long j = i; j < i + step; j++) {
+                        const vf a = v[j], b = v[j + step];
+                        v[j] = a + b;
+                        v[j + step] = a - b;
+                    }
+            const float unit = 1.0f / std::sqrt(float(run * LANES));
+            for (long i = 0; i < count; i++) v[i] *= unit;
+        }
+        for (long i = 0; i < count; i++) {
+            const vf a = v[i] < 0 ? -v[i] : v[i];
+            peak = a > peak ? a : peak;
+        }
+        const float scale = std::max(largest(peak) / 127.0f, 1e-12f), inverse = 1.0f / scale;
+        scales[r] = scale;
+        for (long i = 0; i < count; i++) {
+            const vf rounded = v[i] * inverse + 12583040.0f;  // 1.5 * 2^23 + 128: the low byte is the level, ties to even
+            vu u;
+            std::memcpy(&u, &rounded, sizeof u);
+            typedef uint8_t vb __attribute__((vector_size(16)));
+            const vb b = __builtin_convertvector(u, vb);
+            std::memcpy(levels + r * width + i * LANES, &b, sizeof b);
+        }
+    }
+}
+
+template <class T>
+void scale_rows(const float* sums, const float* scales, const float* bias, T* out, long rows, long width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > SERIAL)
+    for (long r = 0; r < rows; r++) {
+        const float *row = sums + r * width, scale = scales[r];
+        T* target = out + r * width;
+        long i = 0;
+        for (; i + LANES <= width; i += LANES)
+            store(target + i, bias ? load(row + i) * scale + load(bias + i) : load(row + i) * scale);
+        for (; i < width; i++) store1(target + i, row[i] * scale + (bias ? bias[i] : 0.0f));
+    }
+}
+
 // Where one layer of one kv head of a block lies.
 struct Layout {
     long heads, kv_heads, dim, block_size, block_stride, layer_offset;
@@ -286,6 +351,14 @@ void attention(const T* qkv, T* out, const int32_t* starts, const int32_t* conte
     }                                                                                                                  \
     extern "C" void silu_mul_##suffix(const T* gate_up, T* out, long rows, long width, int threads) {                  \
         silu_mul(gate_up, out, rows, width, threads);                                                                  \
+    }                                                                                                                  \
+    extern "C" void quantize_rows_##suffix(const T* x, uint8_t* levels, float* scales, long rows, long width,          \
+                                           int turn, int threads) {                                                    \
+        quantize_rows(x, levels, scales, rows, width, turn, threads);                                                  \
+    }                                                                                                                  \
+    extern "C" void scale_rows_##suffix(const float* sums, const float* scales, const float* bias, T* out, long rows,  \
+                                        long width, int threads) {                                                     \
+        scale_rows(sums, scales, bias, out, rows, width, threads);                                                     \
     }                                                                                                                  \
     extern "C" void rotate_and_store_##suffix(T* qkv, const float* rotary, const int32_t* positions,                   \
                                               const int64_t* slots, T* data, const Layout* at, long tokens,            \

@@ -22,6 +22,8 @@ _pointer, _long, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _SIGNATURES = {
     "add_rms_norm": (_pointer, _pointer, _pointer, _pointer, _long, _long, ctypes.c_float, _int),
     "silu_mul": (_pointer, _pointer, _long, _long, _int),
+    "quantize_rows": (_pointer, _pointer, _pointer, _long, _long, _int, _int),
+    "scale_rows": (_pointer, _pointer, _pointer, _pointer, _long, _long, _int),
     "rotate_and_store": (_pointer, _pointer, _pointer, _pointer, _pointer, _pointer, _long, _int),
     "attention": (_pointer, _pointer, _pointer, _pointer, _pointer, _long, _long, _pointer, _pointer, _int),
 }
@@ -46,15 +48,20 @@ class CpuKernels:
     """Every tensor whose address is passed is held by the caller or returned, so none is freed under the call."""
 
     name = "cpu"
+    _add_rms_norm: Any
+    _silu_mul: Any
+    _quantize_rows: Any
+    _scale_rows: Any
+    _rotate_and_store: Any
+    _attention: Any
 
     def __init__(self, dtype: torch.dtype, threads: int, cache_dir: Path | None = None) -> None:
         library = compiled(cache_dir)
         self._dtype = dtype
         self._threads = threads
         self._layouts: dict[int, list[_Layout]] = {}
-        self._add_rms_norm, self._silu_mul, self._rotate_and_store, self._attention = (
-            _function(library, name, _SUFFIX[dtype]) for name in _SIGNATURES
-        )
+        for name in _SIGNATURES:
+            setattr(self, f"_{name}", _function(library, name, _SUFFIX[dtype]))
 
     def add_rms_norm(self, residual_TD: Tensor, delta_TD: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
         rows, width = residual_TD.shape
@@ -101,6 +108,19 @@ class CpuKernels:
         out_TF = torch.empty(rows, width // 2, dtype=self._dtype)
         self._silu_mul(gate_up_TF.data_ptr(), out_TF.data_ptr(), rows, width // 2, self._threads)
         return out_TF
+
+    def quantize_rows(self, x_TD: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
+        rows, width = x_TD.shape
+        levels_TD, scale_T = torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows)
+        self._quantize_rows(x_TD.data_ptr(), levels_TD.data_ptr(), scale_T.data_ptr(), rows, width, turn, self._threads)
+        return levels_TD, scale_T
+
+    def scale_rows(self, sums_TO: Tensor, scale_T: Tensor, bias_O: Tensor | None) -> Tensor:
+        rows, width = sums_TO.shape
+        out_TO = torch.empty(rows, width, dtype=self._dtype)
+        bias = bias_O.data_ptr() if bias_O is not None else None
+        self._scale_rows(sums_TO.data_ptr(), scale_T.data_ptr(), bias, out_TO.data_ptr(), rows, width, self._threads)
+        return out_TO
 
     def read(self, store: KVStore, blocks_N: Tensor) -> Tensor:
         data = store.data[blocks_N]
