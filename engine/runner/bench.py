@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,14 @@ Row = dict[str, object]
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     backends = {
-        name: CausalLM.load(options.model, threads=options.threads, dtype=options.dtype, kernels=name, max_rows=256)
+        name: CausalLM.load(
+            options.model,
+            threads=options.threads,
+            dtype=options.dtype,
+            kernels=name.partition("/")[0],
+            quantization=name.partition("/")[2] or "none",
+            max_rows=256,
+        )
         for name in options.kernels
     }
     rows = [
@@ -43,11 +51,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file or a Hugging Face folder")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="auto", choices=["auto", "fp32", "bf16"])
-    parser.add_argument("--kernels", nargs="+", default=["reference", "cpu"])
+    parser.add_argument("--kernels", nargs="+", default=["reference", "cpu"], help="reference, cpu, cpu/int8, …")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--prompts", type=int, nargs="+", default=[64, 256, 1024], help="lengths, tokens")
     parser.add_argument("--context", type=int, default=300, help="tokens before the first decode step")
     parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the process's CPU seconds instead of the clock's: for busy machines, with one thread",
+    )
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -60,7 +73,10 @@ def _measure(backends: dict[str, CausalLM], options: argparse.Namespace) -> Iter
         repeats = max(1, 512 // length)
         yield (
             f"prefill, {repeats} x {length}, tokens/s",
-            {name: repeats * length / _prefill(backend, repeats, length) for name, backend in backends.items()},
+            {
+                name: repeats * length / _prefill(backend, repeats, length, options.cpu_time)
+                for name, backend in backends.items()
+            },
         )
 
 
@@ -72,20 +88,26 @@ def _decode(backend: CausalLM, rows: int, options: argparse.Namespace) -> float:
     seconds = []
     for step in range(options.steps):
         slices = tuple(Slice(one, options.context + step, 1, True) for one in range(rows))
-        seconds.append(backend.execute(StepPlan(1 + step, slices)).seconds)
+        seconds.append(_seconds(backend, StepPlan(1 + step, slices), options.cpu_time))
     _drop(backend, rows)
     return statistics.median(seconds)
 
 
-def _prefill(backend: CausalLM, rows: int, length: int) -> float:
+def _prefill(backend: CausalLM, rows: int, length: int, cpu_time: bool) -> float:
     """Median seconds of a step that computes whole prompts."""
     seconds = []
     for _ in range(3):
         starts = _add(backend, rows, length, length)
         slices = tuple(Slice(one, 0, length, True) for one in range(rows))
-        seconds.append(backend.execute(StepPlan(0, slices, starts=starts)).seconds)
+        seconds.append(_seconds(backend, StepPlan(0, slices, starts=starts), cpu_time))
         _drop(backend, rows)
     return statistics.median(seconds)
+
+
+def _seconds(backend: CausalLM, plan: StepPlan, cpu_time: bool) -> float:
+    began = time.process_time()
+    clock = backend.execute(plan).seconds
+    return time.process_time() - began if cpu_time else clock
 
 
 def _add(backend: CausalLM, rows: int, length: int, room: int) -> tuple[Start, ...]:
