@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,8 @@ class Answer:
         self._tier = ticket.tier.name if wish.tier is not None else None
         self._flight = ticket.flight
         self._choices = [_Choice(reader=self._reader(i)) for i in range(ticket.order.choices)]
-        self._created = int(time.time())
+        # Whichever gateway goes on with a request makes the same events.
+        self._created = ticket.flight.received_ms // 1000
         # The same weights, tokenizer and template: with a seed, the same text.
         self._fingerprint = f"fp_{ticket.order.model.card.hash[:12]}"
         prefix = "chatcmpl" if wish.chat else "cmpl"
@@ -110,7 +111,7 @@ class Answer:
         await self._finished("application/json", [body])
         return body
 
-    async def events(self, batch: list[Delta]) -> AsyncIterator[bytes]:
+    async def events(self, batch: list[Delta]) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events; what fails after the first byte is said in the last one."""
         self._flight.consumer = asyncio.current_task()
         reply, frames = self._flight.reply, self._frames()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from io import BytesIO
 from typing import Any
 
@@ -14,10 +14,11 @@ import uuid_utils
 from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.http import HttpResponseBase
+from django.urls import ResolverMatch, get_resolver
 
 from gateway.admission.admission import Arrival
 from gateway.api.body import Disconnected, read_body
-from gateway.api.responses import error_response
+from gateway.api.responses import EventStream, error_response
 from gateway.errors import ApiError
 
 __all__ = ["DataHandler", "DataRequest", "arrival_of", "new_request_id"]
@@ -46,10 +47,9 @@ class DataHandler(ASGIHandler):
     request_class = DataRequest
 
     def load_middleware(self, is_async: bool = False) -> None:
-        self._view_middleware: list[Any] = []
-        self._template_response_middleware: list[Any] = []
-        self._exception_middleware: list[Any] = []
-        self._middleware_chain = self._get_response_async  # type: ignore[attr-defined]
+        """There is none: a path is looked up and its view called."""
+        self._resolver = get_resolver(DataRequest.urlconf)
+        self._known: dict[str, ResolverMatch] = {}
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         arrival = arrival_of(scope)
@@ -79,39 +79,60 @@ class DataHandler(ASGIHandler):
         request.arrival, request.raw = arrival, body
         return request
 
-    async def _race(self, answer: Any, receive: Receive) -> None:
-        """Answer until the client leaves."""
+    async def _race(self, answer: Coroutine[Any, Any, None], receive: Receive) -> None:
+        """Answer until the client leaves, or is cut off because it does not read."""
         answering = asyncio.create_task(answer)
-        leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(_cancel_when_left(receive, answering))
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await answering
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # not the answer alone: the server stops
+                raise
         finally:
-            for task in (answering, leaving):
-                task.cancel()
-            results = await asyncio.gather(answering, leaving, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            raise results[0]
+            leaving.cancel()
 
     async def _answer(self, request: DataRequest, arrival: Arrival, send: Send) -> None:
         try:
-            response = await self._middleware_chain(request)
+            match = self._match(request.path_info)
+            response = await match.func(request, *match.args, **match.kwargs)
         except Exception:
             log.exception("request %s", arrival.request)
             response = error_response(ApiError("internal_error", "The server had an error; try again."))
         try:
             await self._send(response, arrival, send)
         finally:
-            response.close()
+            _close(response)
+
+    def _match(self, path: str) -> ResolverMatch:
+        """Every path matches: the last pattern takes what no other does."""
+        match = self._known.get(path)
+        if match is None:
+            match = self._resolver.resolve(path)
+            if not match.kwargs and match.route:  # of fixed routes there are few, of everything else too many
+                self._known[path] = match
+        return match
 
     async def _send(self, response: HttpResponseBase, arrival: Arrival, send: Send) -> None:
         response["x-request-id"] = arrival.request
         response["x-content-type-options"] = "nosniff"
-        await self.send_response(response, send)
+        if isinstance(response, EventStream):
+            await response.send_to(send)
+        else:
+            await self.send_response(response, send)
 
 
-async def _left(receive: Receive) -> None:
+async def _cancel_when_left(receive: Receive, answering: asyncio.Task[None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    answering.cancel()
+
+
+def _close(response: HttpResponseBase) -> None:
+    """Without Django's signal: what hangs on it closes database connections, of which this thread has none."""
+    for close in response._resource_closers:  # type: ignore[attr-defined]
+        close()
+    response.closed = True
 
 
 def new_request_id() -> str:

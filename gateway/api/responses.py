@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import orjson
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 
 from gateway.errors import ApiError
 
-__all__ = ["error_response", "json_response", "raw_json"]
+__all__ = ["EventStream", "error_response", "json_response", "raw_json"]
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
@@ -32,3 +34,20 @@ def error_response(error: ApiError) -> HttpResponse:
     if error.status == 401:
         response["www-authenticate"] = "Bearer"
     return response
+
+
+class EventStream(StreamingHttpResponse):
+    """Server-sent events. Sends them itself: each is bytes already, and Django's way has three iterators on it."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], content_type: str, headers: dict[str, str]) -> None:
+        super().__init__(events, content_type=content_type, headers=headers)
+        self._events = events
+
+    async def send_to(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        """As ASGI messages: the head, a body for each part, the end."""
+        headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in self.items()]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        async with aclosing(self._events) as events:
+            async for part in events:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
