@@ -59,6 +59,9 @@ class TierTarget(models.Model):
         constraints = [models.UniqueConstraint(fields=["tier", "since"], name="tier_target_since")]
 
 
+MAX_RATE = 10**12
+
+
 class Tenant(models.Model):
     """A customer. `slug` is its identity on the wire, in keys of Redis and in every usage row, and never changes."""
 
@@ -106,8 +109,9 @@ class Tenant(models.Model):
                 raise ValidationError({"rate_limits": "Each limit has exactly name, capacity and per_minute."})
             if limit["name"] not in {"requests", "tokens"}:
                 raise ValidationError({"rate_limits": "A limit's name is requests or tokens."})
-            if not all(isinstance(limit[k], int) and limit[k] > 0 for k in ("capacity", "per_minute")):
-                raise ValidationError({"rate_limits": "capacity and per_minute are positive integers."})
+            # `type`: True is an int. The bound keeps the arithmetic of Redis, whose numbers are doubles, exact.
+            if not all(type(limit[k]) is int and 0 < limit[k] <= MAX_RATE for k in ("capacity", "per_minute")):
+                raise ValidationError({"rate_limits": f"capacity and per_minute are integers from 1 to {MAX_RATE}."})
 
 
 class Project(models.Model):

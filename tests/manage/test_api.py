@@ -219,3 +219,17 @@ def test_the_schema_names_every_operation_and_is_open_to_all() -> None:
     assert answer.status_code == 200
     paths = answer.json()["paths"]
     assert {"/api/keys/{public_id}/rotate/", "/api/usage/", "/api/tenants/{slug}/top-ups/"} <= set(paths)
+
+
+@pytest.mark.parametrize("capacity", ["1" + "0" * 23, "1000000000001", "0", "-1", "true", "1.5", '"5"', "null"])
+def test_a_rate_limit_the_queue_could_not_count_is_refused(acme: Tenant, capacity: str) -> None:
+    body = f'{{"rate_limits": [{{"name": "requests", "capacity": {capacity}, "per_minute": 60}}]}}'
+    answer = operator().client.generic("PATCH", f"/api/tenants/{acme.slug}/", body, content_type="application/json")
+    assert answer.status_code == 400
+    acme.refresh_from_db()
+    assert acme.rate_limits == []
+
+
+def test_a_body_nested_too_deep_is_the_clients_mistake() -> None:
+    answer = operator().client.generic("POST", "/api/tenants/", b"[" * 100_000, content_type="application/json")
+    assert answer.status_code == 400
