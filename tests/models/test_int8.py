@@ -29,8 +29,8 @@ TEXTS = [
     "Der alte Leuchtturm stand seit zweihundert Jahren auf dem Felsen, und niemand wusste mehr, wer ihn",
     '{"order": 4711, "items": [{"name": "screw M4", "count": 200}, {"name": "nut M4", "count": 200}], "paid":',
 ]
-KL_BOUND = 0.02
-"""Nats, mean over all positions of TEXTS; 0.0149 was measured with bf16 between the layers."""
+KL_BOUND = 0.015
+"""Nats, mean over all positions of TEXTS; 0.0113 was measured with bf16 between the layers."""
 
 
 @pytest.fixture(scope="module")
