@@ -220,7 +220,7 @@ def gateway(
     requests: Annotated[int, typer.Option(min=0, help="Requests a level; 0: ten per stream, at least 400.")] = 0,
     max_tokens: MaxTokens = 64,
     engine_ttft_ms: Annotated[float, typer.Option(help="What the (simulated) engine itself takes.")] = 0.0,
-    pid: Annotated[int | None, typer.Option(help="Data plane's process, to watch its memory.")] = None,
+    pid: Annotated[int | None, typer.Option(help="Data plane's process, to watch its memory and CPU.")] = None,
     seed: Seed = 0,
     json: JsonFile = None,
 ) -> None:
@@ -248,7 +248,12 @@ def gateway(
     _something(costs)
     console.print(costs_table(costs, engine_ttft_ms))
     rows = [
-        {**c.report.to_dict(requests=False), "events_per_s": c.events_per_s, "kib_per_stream": c.kib_per_stream}
+        {
+            **c.report.to_dict(requests=False),
+            "events_per_s": c.events_per_s,
+            "cpu_us_per_event": c.cpu_us_per_event,
+            "kib_per_stream": c.kib_per_stream,
+        }
         for c in costs
     ]
     _write(json, "gateway", ready, work, {"engine_ttft_ms": engine_ttft_ms, "levels": rows})
