@@ -52,6 +52,8 @@ CODES: dict[str, Code] = {
     # what is asked for
     "model_not_found": Code(404, _INVALID),
     "not_found": Code(404, _INVALID),
+    "resume_unknown": Code(404, _INVALID),
+    "stream_moved": Code(409, _INVALID),
     "method_not_allowed": Code(405, _INVALID),
     "idempotency_in_flight": Code(409, "idempotency_error", retry=True),
     "idempotency_conflict": Code(422, "idempotency_error"),

@@ -15,6 +15,8 @@ local REAP_LIMIT = 256         -- expired requests one reap may end
 local RETRY_CAP_S = 60
 local DRAIN_WEIGHT = 0.1       -- of the newest gap in the moving average of gaps between pulls
 local REMEMBER_REAPED_MS = 3600000
+local GRACE_MS = 60000         -- how long a resumable request goes on without a client, and its answer is kept
+local KEEP_OPEN_MS = 3600000   -- what a resumable request keeps while it is open
 
 local function wall_ms()
   local t = redis.call('TIME')
@@ -58,9 +60,9 @@ end
 
 -- One last error Delta of the whole request. Built by hand because cmsgpack has no bin type (`vector`) and no nil in the
 -- middle of an array. NOMKSTREAM: a dead gateway's stream is not made anew.
-local function reply_error(p, request, r, code, detail)
+local function reply_error(p, request, r, code, detail, start)
   local pack = cmsgpack.pack
-  local delta = '\157' .. pack(request) .. pack(0) .. pack(tonumber(r.epoch)) .. pack(0) .. '\144' .. pack('') .. '\144'
+  local delta = '\157' .. pack(request) .. pack(0) .. pack(tonumber(r.epoch)) .. pack(start or 0) .. '\144' .. pack('') .. '\144'
     .. pack('error') .. pack(code) .. pack(detail) .. '\196\0' .. '\195' .. '\0'
   redis.call('XADD', p .. 'replies:' .. r.gateway, 'NOMKSTREAM', '*', 'd', '\145' .. delta)
 end
@@ -129,6 +131,11 @@ local function free_slots(p, request, r)
   redis.call('SREM', p .. 'open:' .. r.tenant, request)
   redis.call('SREM', p .. 'gwreq:' .. r.gateway, request)
   if r.engine then redis.call('SREM', p .. 'engreq:' .. r.engine, request) end
+  if r.resumable then redis.call('ZREM', p .. 'grace', request) end
+end
+
+local function forget_answer(p, request)
+  redis.call('DEL', p .. 'resume:' .. request, p .. 'out:' .. request)
 end
 
 local function leave_queue(p, request, r)
@@ -145,6 +152,7 @@ local function unqueue(p, request, r)
   free_slots(p, request, r)
   unhold(p, r)
   settle_claim(p, request, r, false)
+  if r.resumable then forget_answer(p, request) end
   redis.call('DEL', p .. 'req:' .. request)
 end
 
@@ -159,6 +167,9 @@ local function conclude(p, request, r, final, served, now)
   drop_entry(p, r.stream, r.entry)
   free_slots(p, request, r)
   settle_claim(p, request, r, served)
+  if r.resumable then
+    for _, name in ipairs({'resume:', 'out:'}) do redis.call('PEXPIRE', p .. name .. request, GRACE_MS) end
+  end
   redis.call('HSET', p .. 'req:' .. request, 'state', 'finished', 'finished', int(now))
 end
 
@@ -288,6 +299,11 @@ local function commit_admission(p, a, work, levels, now)
     redis.call('PEXPIRE', key, int(a.claim.ttl_ms))
   end
   if a.hold_nano > 0 then redis.call('HINCRBY', p .. 'acct:' .. a.tenant, 'held', r.hold) end
+  if a.ask ~= '' then
+    r.resumable = '1'
+    redis.call('HSET', p .. 'resume:' .. request, 'tenant', a.tenant, 'gateway', a.gateway, 'turn', '0', 'ask', a.ask)
+    redis.call('PEXPIRE', p .. 'resume:' .. request, KEEP_OPEN_MS)
+  end
   redis.call('SADD', p .. 'open:' .. a.tenant, request)
   redis.call('SADD', p .. 'gwreq:' .. a.gateway, request)
   open_gateway(p, a.gateway, now + a.lease_ms)
@@ -568,13 +584,84 @@ local function requeue(_, args)
   return 'queued'
 end
 
+-- release(prefix, request, gateway, turn, how), adopt(prefix, request, tenant, gateway)
+
+-- The client of a resumable request is gone (`park`), was told the end (`told`), or did not come back (`drop`). Only the
+-- owner's word counts: `moved` when another has adopted it since.
+local function release(_, args)
+  local p, request, gateway, turn, how = args[1], args[2], args[3], args[4], args[5]
+  local key = p .. 'resume:' .. request
+  local owner = redis.call('HMGET', key, 'gateway', 'turn')
+  if not owner[1] then return 'unknown' end
+  if owner[1] ~= gateway or owner[2] ~= turn then return 'moved' end
+  local r = record_of(p, request)
+  if how == 'drop' then
+    forget_answer(p, request)
+  elseif how == 'told' then
+    redis.call('HSET', key, 'told', '1')
+  elseif r and r.state ~= 'finished' then
+    redis.call('ZADD', p .. 'grace', int(clock(p) + GRACE_MS), request)
+  end
+  return 'ok'
+end
+
+-- The gateway goes on with a resumable request: (turn, what was asked, told); nothing when there is none of that tenant. Who
+-- had it before is told. A higher turn is a later owner.
+local function adopt(_, args)
+  local p, request, tenant, gateway = args[1], args[2], args[3], args[4]
+  local key = p .. 'resume:' .. request
+  local kept = redis.call('HMGET', key, 'tenant', 'gateway', 'turn', 'ask', 'told')
+  local r = record_of(p, request)
+  if kept[1] ~= tenant or (r and r.cancel) then return {} end
+  local turn = tonumber(kept[3]) + 1
+  redis.call('HSET', key, 'gateway', gateway, 'turn', int(turn))
+  if kept[2] ~= gateway then
+    local old = {gateway = kept[2], epoch = r and r.epoch or '0'}
+    reply_error(p, request, old, 'stream_moved', 'another connection goes on with this request', turn)
+  end
+  if r and (r.state == 'queued' or r.state == 'running') then
+    redis.call('SREM', p .. 'gwreq:' .. r.gateway, request)
+    redis.call('SADD', p .. 'gwreq:' .. gateway, request)
+    redis.call('HSET', p .. 'req:' .. request, 'gateway', gateway)
+    redis.call('ZREM', p .. 'grace', request)
+  end
+  return {turn, kept[4], kept[5] and 1 or 0}
+end
+
 -- reap(prefix, max_attempts)
+
+-- Nobody came back for it.
+local function end_grace(p, request, now)
+  redis.call('ZREM', p .. 'grace', request)
+  local r = record_of(p, request)
+  if r and r.state == 'queued' and tonumber(r.attempts) == 0 then
+    unqueue(p, request, r)
+  elseif r and r.state == 'queued' then
+    leave_queue(p, request, r)
+    conclude(p, request, r, final_of_orphan(request, r, now), false, now)
+  elseif r and r.state == 'running' then
+    redis.call('HSET', p .. 'req:' .. request, 'cancel', 'client_disconnected')
+    order(p, r.engine, 'cancel', request, 'client_disconnected')
+  end
+  forget_answer(p, request)
+end
+
+-- Another gateway may go on with it.
+local function orphan(p, request, now)
+  redis.call('HSET', p .. 'req:' .. request, 'gateway', '')
+  if redis.call('EXISTS', p .. 'resume:' .. request) == 1 then redis.call('HSET', p .. 'resume:' .. request, 'gateway', '') end
+  redis.call('ZADD', p .. 'grace', 'NX', int(now + GRACE_MS), request)
+end
 
 local function reap_gateway(p, gateway, now)
   local aborted = {}
   for _, request in ipairs(sorted_members(p .. 'gwreq:' .. gateway)) do
     local r = record_of(p, request)
-    if r and r.state == 'queued' and tonumber(r.attempts) == 0 then
+    local waits = r and r.state == 'queued' and tonumber(r.attempts) == 0
+    local resumable = r and r.resumable and not r.cancel and (waits or r.state == 'running')
+    if resumable then
+      orphan(p, request, now)
+    elseif waits then
       unqueue(p, request, r)
     elseif r and r.state == 'running' then
       -- No gateway owns it any more, not even one that comes back under the same id.
@@ -584,7 +671,7 @@ local function reap_gateway(p, gateway, now)
       if r.state == 'queued' then leave_queue(p, request, r) end
       conclude(p, request, r, final_of_orphan(request, r, now), false, now)
     end
-    if r then table.insert(aborted, request) end
+    if r and not resumable then table.insert(aborted, request) end
   end
   redis.call('ZREM', p .. 'gateways', gateway)
   redis.call('ZADD', p .. 'reaped', int(now), gateway)
@@ -612,6 +699,9 @@ local function reap(_, args)
   for _, request in ipairs(redis.call('ZRANGE', p .. 'expiry', '-inf', int(now), 'BYSCORE', 'LIMIT', 0, REAP_LIMIT)) do
     local r = record_of(p, request)
     if r and r.state == 'queued' then expire(p, request, r) else redis.call('ZREM', p .. 'expiry', request) end
+  end
+  for _, request in ipairs(redis.call('ZRANGE', p .. 'grace', '-inf', int(now), 'BYSCORE', 'LIMIT', 0, REAP_LIMIT)) do
+    end_grace(p, request, now)
   end
   if not armed(p, now) then return {engines, gateways, lost, aborted} end
   redis.call('ZREMRANGEBYSCORE', p .. 'reaped', '-inf', int(now - REMEMBER_REAPED_MS))
@@ -641,6 +731,8 @@ redis.register_function('{library}_renew', renew)
 redis.register_function('{library}_charge', charge)
 redis.register_function('{library}_account', account)
 redis.register_function('{library}_requeue', requeue)
+redis.register_function('{library}_adopt', adopt)
+redis.register_function{function_name = '{library}_release', callback = release, flags = FREEING}
 redis.register_function{function_name = '{library}_leave', callback = leave, flags = FREEING}
 redis.register_function{function_name = '{library}_cancel', callback = cancel, flags = FREEING}
 redis.register_function{function_name = '{library}_finish', callback = finish, flags = FREEING}

@@ -82,7 +82,9 @@ class Admission:
     weight: float = 1.0
     """The tenant's share beside other tenants of its tier."""
     ttft_ms: int = 0
-    """The tier's target: a request that has waited three quarters of it stands behind those that have not (0: never)."""
+    """The tier's target: a request that has waited three quarters of it stands behind those that have not (0: off)."""
+    ask: str = ""
+    """What a gateway needs to go on with this request; empty: it is not resumable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,15 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted:
+    """A resumable request that this gateway now owns: its turn, what was asked, whether its outcome is written."""
+
+    turn: int
+    ask: str
+    told: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Reaped:
     """What `reap` found and did, as ids. It has told the gateways of lost requests itself (error Delta)."""
 
@@ -184,6 +195,10 @@ class _Codec:
             accounts={k: float(v) for k, v in json.loads(accounts).items()} if accounts else {},
             registered=bool(accounts),
         )
+
+    @staticmethod
+    def adopted(raw: list[Any]) -> Adopted | None:
+        return Adopted(int(raw[0]), raw[1].decode(), bool(raw[2])) if raw else None
 
     @staticmethod
     def reaped(raw: list[Any]) -> Reaped:
@@ -275,6 +290,15 @@ class Functions(_Library):
         """Act on lapsed leases of engines and gateways and on expired queued requests. Call it once a second."""
         return _Codec.reaped(self._call("reap"))
 
+    def adopt(self, request: str, tenant: str, gateway: str) -> Adopted | None:
+        """Go on with a resumable request of this tenant; whoever had it is told. None: there is none, or no more."""
+        return _Codec.adopted(self._call("adopt", request, tenant, gateway))
+
+    def release(self, request: str, gateway: str, turn: int, how: str) -> str:
+        """The owner's client is gone: "park" it for the grace, "drop" it after that, or say that it was "told" the end.
+        "ok"; "moved": another owns it; "unknown": it is not kept any more."""
+        return str(self._call("release", request, gateway, turn, how).decode())
+
     def renew(self, gateway: str, lease_ms: int = 3000) -> bool:
         """Renew (or open) a gateway's lease. False: it had lapsed and was reaped; its requests are gone."""
         return bool(self._call("renew", gateway, lease_ms))
@@ -330,6 +354,12 @@ class AsyncFunctions(_Library):
 
     async def reap(self) -> Reaped:
         return _Codec.reaped(await self._call("reap"))
+
+    async def adopt(self, request: str, tenant: str, gateway: str) -> Adopted | None:
+        return _Codec.adopted(await self._call("adopt", request, tenant, gateway))
+
+    async def release(self, request: str, gateway: str, turn: int, how: str) -> str:
+        return str((await self._call("release", request, gateway, turn, how)).decode())
 
     async def renew(self, gateway: str, lease_ms: int = 3000) -> bool:
         return bool(await self._call("renew", gateway, lease_ms))

@@ -119,6 +119,19 @@ class Keys:
         """String: the answer of a request that had an Idempotency-Key, as sent, for as long as its claim."""
         return f"{self.prefix}result:{request}"
 
+    def resume(self, request: str) -> str:
+        """Hash: owner of a resumable request and what was asked (`tenant`, `gateway`, `turn`, `ask`, `told`)."""
+        return f"{self.prefix}resume:{request}"
+
+    def out(self, request: str) -> str:
+        """Capped stream: all deltas of a resumable request (field `d`: list of Delta)."""
+        return f"{self.prefix}out:{request}"
+
+    @property
+    def grace(self) -> str:
+        """Sorted set: resumable requests without a client, by the time they end (ms)."""
+        return f"{self.prefix}grace"
+
     def replies(self, gateway: str) -> str:
         """Stream: one entry (field `d`: list of Delta) per engine step and gateway."""
         return f"{self.prefix}replies:{gateway}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol.fair import UNIT, FairQueue, is_late, thousandths
-from engine.protocol.functions import Admission, Cancelled, Pull, Pulled, Reaped, Verdict
+from engine.protocol.functions import Admission, Adopted, Cancelled, Pull, Pulled, Reaped, Verdict
 from engine.protocol.messages import Control, Delta, Final, Timeline, decode, encode
 
 __all__ = ["Queue", "Record", "Twin"]
@@ -23,6 +23,7 @@ _REAP_LIMIT = 256
 _RETRY_CAP_S = 60
 _DRAIN_WEIGHT = 0.1
 _REMEMBER_REAPED_MS = 3_600_000
+_GRACE_MS = 60_000
 _SERVED = ("stop", "length")
 
 Refusal = tuple[str, str, int | None]
@@ -44,6 +45,17 @@ class Record:
     engine: str = ""
     pulled_ms: int = 0
     cancel: str = ""
+
+
+@dataclass(slots=True)
+class Resumable:
+    """Who goes on with a resumable request; a higher turn is a later owner."""
+
+    tenant: str
+    gateway: str
+    ask: str
+    turn: int = 0
+    told: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +105,8 @@ class Twin:
         self.pools: dict[str, str] = {}
         self.cards: dict[str, bytes] = {}
         self.expiry: dict[str, int] = {}
+        self.resumable: dict[str, Resumable] = {}
+        self.grace: dict[str, int] = {}
         self.replies: dict[str, list[Delta]] = {}
         self.controls: dict[str, list[Control]] = defaultdict(list)
         self.usage: list[Final] = []
@@ -174,6 +188,7 @@ class Twin:
         self.open[r.a.tenant].discard(request)
         self.gateway_requests[r.gateway].discard(request)
         self.engine_requests[r.engine].discard(request)
+        self.grace.pop(request, None)
 
     def _leave_queue(self, request: str, r: Record) -> None:
         key = self._key(r)
@@ -187,6 +202,7 @@ class Twin:
         self._free_slots(request, r)
         self._unhold(r)
         self._settle_claim(request, r, False)
+        self.resumable.pop(request, None)
         del self.requests[request]
 
     def _expire(self, request: str, r: Record) -> None:
@@ -307,6 +323,8 @@ class Twin:
         if a.claim is not None:
             self.claims[a.tenant, a.claim.key] = Claimed(a.claim.digest, a.request, now + a.claim.ttl_ms)
         self.accounts[a.tenant].held_nano += a.hold_nano
+        if a.ask:
+            self.resumable[a.request] = Resumable(a.tenant, a.gateway, a.ask)
         self.open[a.tenant].add(a.request)
         self.gateway_requests[a.gateway].add(a.request)
         self._open_gateway(a.gateway, now + a.lease_ms)
@@ -489,6 +507,55 @@ class Twin:
         self._enqueue(request, r, work)
         return "queued"
 
+    # Resuming ----------------------------------------------------------------------------------------------------
+
+    def release(self, now: int, request: str, gateway: str, turn: int, how: str) -> str:
+        kept = self.resumable.get(request)
+        if kept is None:
+            return "unknown"
+        if (kept.gateway, kept.turn) != (gateway, turn):
+            return "moved"
+        r = self.requests.get(request)
+        if how == "drop":
+            del self.resumable[request]
+        elif how == "told":
+            kept.told = True
+        elif r is not None and r.state != "finished":
+            self.grace[request] = now + _GRACE_MS
+        return "ok"
+
+    def adopt(self, now: int, request: str, tenant: str, gateway: str) -> Adopted | None:
+        kept, r = self.resumable.get(request), self.requests.get(request)
+        if kept is None or kept.tenant != tenant or (r is not None and r.cancel):
+            return None
+        old, kept.gateway, kept.turn = kept.gateway, gateway, kept.turn + 1
+        if old != gateway and old in self.replies:
+            detail, epoch = "another connection goes on with this request", r.epoch if r else 0
+            self.replies[old].append(
+                Delta(
+                    request, 0, epoch, kept.turn, (), "", finish="error", code="stream_moved", detail=detail, last=True
+                )
+            )
+        if r is not None and r.state in ("queued", "running"):
+            self.gateway_requests[r.gateway].discard(request)
+            self.gateway_requests[gateway].add(request)
+            r.gateway = gateway
+            self.grace.pop(request, None)
+        return Adopted(kept.turn, kept.ask, kept.told)
+
+    def _end_grace(self, now: int, request: str) -> None:
+        del self.grace[request]
+        r = self.requests.get(request)
+        if r is not None and r.state == "queued" and r.attempts == 0:
+            self._unqueue(request, r)
+        elif r is not None and r.state == "queued":
+            self._leave_queue(request, r)
+            self._conclude(request, r, _orphan(request, r, now), False)
+        elif r is not None and r.state == "running":
+            r.cancel = "client_disconnected"
+            self._order(r.engine, request, r.cancel)
+        self.resumable.pop(request, None)
+
     # reap --------------------------------------------------------------------------------------------------------
 
     def _reap_gateway(self, now: int, gateway: str) -> list[str]:
@@ -497,7 +564,14 @@ class Twin:
             r = self.requests.get(request)
             if r is None:
                 continue
-            if r.state == "queued" and r.attempts == 0:
+            waits = r.state == "queued" and r.attempts == 0
+            if r.a.ask and not r.cancel and (waits or r.state == "running"):
+                r.gateway = ""
+                if request in self.resumable:
+                    self.resumable[request].gateway = ""
+                self.grace.setdefault(request, now + _GRACE_MS)
+                continue
+            if waits:
                 self._unqueue(request, r)
             elif r.state == "running":
                 r.cancel, r.gateway = "gateway_lost", ""
@@ -527,6 +601,9 @@ class Twin:
                 self._expire(request, r)
             else:
                 del self.expiry[request]
+        late = sorted((at, request) for request, at in self.grace.items() if at <= now)
+        for _, request in late[:_REAP_LIMIT]:
+            self._end_grace(now, request)
         if not self._armed(now):
             return Reaped((), (), (), ())
         self.reaped = {g: at for g, at in self.reaped.items() if at > now - _REMEMBER_REAPED_MS}

@@ -96,6 +96,8 @@ class Parcel:
     """What one step has to say: deltas by gateway, finals as (request, epoch, era, encoded), events, charges."""
 
     deltas: dict[str, list[Delta]] = field(default_factory=dict)
+    kept: dict[str, list[Delta]] = field(default_factory=dict)
+    """By request: the deltas of resumable ones once more, for whichever gateway goes on with them."""
     finals: list[tuple[str, int, bytes, bytes]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     charges: dict[tuple[str, str], float] = field(default_factory=dict)

@@ -267,6 +267,8 @@ class Roster:
             account = f"{active.work.tier}:{active.work.tenant}"
             self.made[account] = self.made.get(account, 0) + len(delta.tokens)
         self.parcel.deltas.setdefault(active.work.reply_to, []).append(delta)
+        if active.work.resumable:
+            self.parcel.kept.setdefault(active.work.request, []).append(delta)
 
     def _event(self, active: Active, kind: Kind, now: float, **attributes: str | int | float | bool | None) -> None:
         work = active.work

@@ -21,6 +21,9 @@ __all__ = ["Sender"]
 
 _REPLIES_LENGTH = 65_536
 """A gateway that renews its lease but doesn't read may not fill Redis; it sees the gap in the indexes."""
+_KEPT_LENGTH = 65_536
+_KEPT_OPEN_MS = 3_600_000
+"""While the request is open; its end shortens it."""
 _EVENTS_LENGTH = 200_000
 _CHARGE_S = 0.2
 _LAST_TRIES = 3
@@ -115,8 +118,12 @@ class Sender(threading.Thread):
         pipe = self.redis.pipeline(transaction=False)
         for gateway, deltas in parcel.deltas.items():
             pipe.xadd(self.keys.replies(gateway), {"d": encode(deltas)}, maxlen=_REPLIES_LENGTH, nomkstream=True)
+        for request, deltas in parcel.kept.items():
+            # Here and not by the gateway: what it has not passed on yet must outlive it.
+            pipe.xadd(self.keys.out(request), {"d": encode(deltas)}, maxlen=_KEPT_LENGTH, approximate=True)
+            pipe.pexpire(self.keys.out(request), _KEPT_OPEN_MS)
         pipe.execute()
-        parcel.deltas = {}
+        parcel.deltas, parcel.kept = {}, {}
 
     def _finals(self, parcel: Parcel) -> None:
         while parcel.finals:
@@ -163,6 +170,8 @@ class Sender(threading.Thread):
 def _merge(whole: Parcel, part: Parcel) -> None:
     for gateway, deltas in part.deltas.items():
         whole.deltas.setdefault(gateway, []).extend(deltas)
+    for request, deltas in part.kept.items():
+        whole.kept.setdefault(request, []).extend(deltas)
     whole.finals += part.finals
     whole.events += part.events
     for account, cost in part.charges.items():

@@ -70,6 +70,8 @@ class Order:
     deadline_ms: int | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     claim: Claim | None = None
+    ask: str = ""
+    """Of a resumable request: what another gateway needs to go on with it."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -163,9 +165,36 @@ class Admission:
                 raise Replay(verdict.detail)
             raise _refusal(verdict)
         arrival.admitted, flight.admitted = True, time.monotonic()
+        flight.resumable = bool(order.ask)
         trail.emit(Kind.ADMITTED, prompt_tokens=order.prompt_tokens, choices=order.choices)
         trail.emit(Kind.QUEUED, depth=verdict.depth)
         return Ticket(flight, order, principal, tier, verdict, price)
+
+    async def adopt(self, arrival: Arrival, principal: Principal, order: Order) -> Ticket:
+        """The ticket of a request that was admitted before, and is this gateway's from now on: nothing is charged."""
+        dispatcher = self._dispatcher
+        order = _fit(order)
+        tier = choose_tier(principal, order.service_tier)
+        price = await self._prices.of(order.model.card.price_class)
+        adopting = asyncio.create_task(dispatcher.adopt(arrival.request, principal.tenant))
+        try:
+            adopted = await asyncio.shield(adopting)
+        except asyncio.CancelledError:
+            dispatcher.spawn(dispatcher.give_back(adopting, arrival.request))
+            raise
+        except (RedisError, OSError):
+            raise ApiError("backend_unavailable", "The queue can't be reached right now.", retry_after_s=2) from None
+        if adopted is None:
+            raise ApiError("resume_unknown", "There is no such request to go on with, or no more.", param="request")
+        trail = self.trail(arrival)
+        trail.tenant, trail.tier, trail.pool = principal.tenant, tier.name, order.model.pool
+        route = _route(arrival, principal, tier, order)
+        flight = dispatcher.open(route, order.choices, order.n, trail, arrival.received, arrival.received_ms)
+        flight.reply.on_overflow = lambda: dispatcher.abandon_slow(flight)
+        flight.resumable, flight.turn, flight.ended = True, adopted.turn, adopted.told
+        arrival.admitted = True
+        dispatcher.follow(flight)
+        return Ticket(flight, order, principal, tier, Verdict("ok"), price)
 
     async def _undo(self, asking: asyncio.Task[Verdict], flight: Flight) -> None:
         try:
@@ -292,6 +321,7 @@ def _facts(principal: Principal, tier: TierFacts, order: Order, request: str, ga
         limits=tuple((name, capacity, refill, costs.get(name, 1)) for name, capacity, refill in principal.limits),
         weight=principal.weight,
         ttft_ms=tier.ttft_ms,
+        ask=order.ask,
     )
 
 
@@ -321,6 +351,7 @@ def _work(arrival: Arrival, principal: Principal, tier: TierFacts, order: Order,
         weight=principal.weight,
         salt=principal.salt,
         messages=order.messages,
+        resumable=bool(order.ask),
         trace=arrival.trace,
     )
 

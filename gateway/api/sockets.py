@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +21,7 @@ import orjson
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 from django.http.request import validate_host
+from redis.exceptions import RedisError
 
 from gateway.admission.admission import Arrival
 from gateway.api.answer import Answer
@@ -52,13 +55,32 @@ class Ask(msgspec.Struct, tag_field="type", tag="request"):
     id: str
     path: str
     body: msgspec.Raw
+    resumable: bool = False
+    """It outlives this socket by a minute, for any other to go on with."""
+
+
+class Resume(msgspec.Struct, tag_field="type", tag="resume"):
+    """`request` goes on here, under this `id`, from the chunk of that index."""
+
+    id: str
+    request: str
+    start: int = msgspec.field(name="from", default=0)
+
+
+class Kept(msgspec.Struct):
+    """What is kept of a resumable request, for the gateway that goes on with it."""
+
+    path: str
+    body: str
+    received_ms: int
+    client_request_id: str
 
 
 class Cancel(msgspec.Struct, tag_field="type", tag="cancel"):
     id: str
 
 
-_decoder = msgspec.json.Decoder(Auth | Ask | Cancel)
+_decoder = msgspec.json.Decoder(Auth | Ask | Resume | Cancel)
 _ROUTES: dict[str, tuple[type[Any], Callable[..., Awaitable[Any]]]] = {
     "/v1/chat/completions": (ChatRequest, chat_order),
     "/v1/completions": (CompletionRequest, completion_order),
@@ -74,6 +96,7 @@ class StreamConsumer(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         self.arrival: Arrival = arrival_of(self.scope)
         self.open: dict[Id, asyncio.Task[None]] = {}
+        self.stopped: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
         self.sending = asyncio.Lock()
         self.waiting: asyncio.TimerHandle | None = None
         await self.accept()
@@ -106,10 +129,11 @@ class StreamConsumer(AsyncWebsocketConsumer):
         match message:
             case Auth():
                 await self._authenticate(f"Bearer {message.key}")
-            case Ask():
+            case Ask() | Resume():
                 await self._ask(message)
             case Cancel():
                 if (task := self.open.get(message.id)) is not None:
+                    self.stopped.add(task)
                     task.cancel()
 
     # -- identity -----------------------------------------------------------------------------------------------------
@@ -132,7 +156,7 @@ class StreamConsumer(AsyncWebsocketConsumer):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    async def _ask(self, message: Ask) -> None:
+    async def _ask(self, message: Ask | Resume) -> None:
         if self.arrival.principal is None:
             await self.close(4401)
         elif message.id in self.open:
@@ -143,7 +167,7 @@ class StreamConsumer(AsyncWebsocketConsumer):
             task = self.open[message.id] = asyncio.create_task(self._run(message))
             task.add_done_callback(lambda _: self.open.pop(message.id, None))
 
-    async def _run(self, message: Ask) -> None:
+    async def _run(self, message: Ask | Resume) -> None:
         """One request from its message to its last event."""
         arrival = Arrival(
             request=new_request_id(),
@@ -154,7 +178,7 @@ class StreamConsumer(AsyncWebsocketConsumer):
             client_request_id=message.id[:128] if message.id.isascii() and message.id.isprintable() else "",
         )
         try:
-            await self._answer(message, arrival)
+            await (self._answer if isinstance(message, Ask) else self._resume)(message, arrival)  # type: ignore[arg-type]
         except ApiError as error:
             if not arrival.admitted:
                 current().admission.refused(arrival, error)
@@ -177,24 +201,60 @@ class StreamConsumer(AsyncWebsocketConsumer):
         body = decode_body(bytes(message.body), kind)
         body.check()
         order, wish = await order_of(plane, arrival, principal, body)
+        if message.resumable:
+            if not order.stream:
+                raise ApiError("invalid_value", "Only a stream can be resumable.", param="resumable")
+            kept = Kept(message.path, bytes(message.body).decode(), arrival.received_ms, arrival.client_request_id)
+            order = replace(order, ask=msgspec.json.encode(kept).decode())
         ticket = await plane.admission.admit(arrival, principal, order)
         answer = (VectorAnswer if order.kind == "embedding" else Answer)(ticket, wish, plane.dispatcher)
+        await self._give(message.id, answer)
+
+    async def _resume(self, message: Resume, arrival: Arrival) -> None:
+        """Go on with a request of this tenant, whichever gateway or socket had it."""
+        plane = current()
+        principal = await plane.admission.identify(arrival, "inference")
         try:
-            await self._say({"type": "accepted", "id": message.id, "request": arrival.request})
-            if order.stream:
-                complete = await self._stream(message.id, answer)
+            asked = await plane.dispatcher.asked(message.request, principal.tenant)
+        except (RedisError, OSError):
+            raise ApiError("backend_unavailable", "The queue can't be reached right now.", retry_after_s=2) from None
+        if asked is None:
+            raise ApiError("resume_unknown", "There is no such request to go on with, or no more.", param="request")
+        kept = msgspec.json.decode(asked, type=Kept)
+        arrival.request, arrival.client_request_id = message.request, kept.client_request_id
+        arrival.received -= max(0, arrival.received_ms - kept.received_ms) / 1000
+        arrival.received_ms = kept.received_ms
+        kind, order_of = _ROUTES[kept.path]
+        order, wish = await order_of(plane, arrival, principal, decode_body(kept.body.encode(), kind))
+        ticket = await plane.admission.adopt(arrival, principal, replace(order, ask=asked))
+        await self._give(message.id, Answer(ticket, wish, plane.dispatcher), message.start)
+
+    async def _give(self, name: Id, answer: Answer, start: int = 0) -> None:
+        """An admitted request's answer, to its end."""
+        flight, dispatcher = answer.ticket.flight, current().dispatcher
+        try:
+            await self._say({"type": "accepted", "id": name, "request": flight.route.request})
+            if answer.ticket.order.stream:
+                complete = await self._stream(name, answer, start)
             else:
-                await self._event(message.id, b"response", await answer.whole())
+                await self._event(name, b"response", await answer.whole())
                 complete = True
         except BaseException as error:
-            answer.close(error)
+            wanted = asyncio.current_task() in self.stopped or isinstance(error, ApiError)
+            if flight.resumable and not (wanted or flight.ended or flight.stopping):
+                dispatcher.spawn(dispatcher.park(flight))
+            else:
+                answer.close(error)
             raise
+        finally:
+            if flight.resumable and flight.ended:
+                dispatcher.spawn(dispatcher.told(flight))
         if complete:
-            await self._say({"type": "done", "id": message.id})
+            await self._say({"type": "done", "id": name})
 
-    async def _stream(self, name: Id, answer: Answer) -> bool:
+    async def _stream(self, name: Id, answer: Answer, start: int) -> bool:
         """The events that a client over HTTP would read, one message each. False: the last one was an error."""
-        first = await answer.first(None)
+        first, index, resumable = await answer.first(None), 0, answer.ticket.flight.resumable
         async for frames in answer.events(first):
             for frame in frames.split(b"\n\n"):
                 data = frame.removeprefix(b"data: ")
@@ -203,13 +263,16 @@ class StreamConsumer(AsyncWebsocketConsumer):
                     await self._say(failed)
                     return False
                 if data.startswith(b"{"):
-                    await self._event(name, b"chunk", data)
+                    if index >= start:
+                        await self._event(name, b"chunk", data, index if resumable else None)
+                    index += 1
         return True
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    async def _event(self, name: Id, kind: bytes, data: bytes) -> None:
-        await self._send(b'{"type":"%b","id":%b,"data":%b}' % (kind, orjson.dumps(name), data))
+    async def _event(self, name: Id, kind: bytes, data: bytes, index: int | None = None) -> None:
+        place = b"" if index is None else b'"index":%d,' % index
+        await self._send(b'{"type":"%b","id":%b,%b"data":%b}' % (kind, orjson.dumps(name), place, data))
 
     async def _fail(self, name: Id, error: ApiError, request: str | None = None) -> None:
         facts: dict[str, Any] = {"type": "error", "id": name, "request": request, **error.body()}

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 from redis.exceptions import RedisError
 
-from engine.protocol.functions import AsyncFunctions
+from engine.protocol.functions import Adopted, AsyncFunctions
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Delta, Final, Timeline, encode
 from gateway.dispatch.batch import Admitter
 from gateway.dispatch.flight import Flight, Route, Trail
+from gateway.dispatch.follower import follow
 from gateway.dispatch.reader import ReplyReader
 from gateway.dispatch.recorder import Recorder
 from gateway.dispatch.redis import connect
@@ -27,6 +28,9 @@ __all__ = ["LEASE_MS", "Dispatcher"]
 log = logging.getLogger(__name__)
 
 LEASE_MS = 3000
+_GRACE_S = 62.0
+"""Redis ends a request whose client does not come back within 60 s; then its outcome is written here."""
+_FOLLOWED = 256
 _TICK_S = 0.75
 """Lease renewal, reaping and the search for forgotten requests: four times within a lease."""
 _FORGOTTEN_TICKS = 2
@@ -42,6 +46,7 @@ class Dispatcher:
         self.redis = connect(redis_url)
         # Longer than the block: a quiet stream is no dead connection.
         self._reading = connect(redis_url, connections=2, timeout_s=5.0)
+        self._following = connect(redis_url, connections=_FOLLOWED, timeout_s=5.0)
         self.functions = AsyncFunctions(self.redis, self.keys)
         self.admitter = Admitter(self.redis, self.functions)
         self.recorder = Recorder(self.redis, self.keys)
@@ -49,6 +54,9 @@ class Dispatcher:
         self._reader = ReplyReader(self._reading, self.keys.replies(gateway), self._deliver)
         self._flights: dict[str, Flight] = {}
         self._missing: dict[str, int] = {}
+        self._parked: dict[str, Flight] = {}
+        self._graces: dict[str, asyncio.TimerHandle] = {}
+        self._followers: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self.renewed_at = float("-inf")
@@ -63,7 +71,12 @@ class Dispatcher:
     async def stop(self) -> None:
         """End what is still open, write what is still to write, let the lease lapse."""
         for flight in list(self._flights.values()):
-            self.abandon(flight, "shutdown")
+            if not flight.parked:
+                self.abandon(flight, "shutdown")
+        for timer in self._graces.values():
+            timer.cancel()
+        for follower in self._followers:
+            follower.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2)
         for task in self._loops:
@@ -71,6 +84,7 @@ class Dispatcher:
         await asyncio.gather(*self._loops, return_exceptions=True)
         await self.recorder.stop()
         await self._reading.aclose()
+        await self._following.aclose()
         await self.redis.aclose()
 
     @property
@@ -108,6 +122,71 @@ class Dispatcher:
         if flight.consumer is not None:
             flight.consumer.cancel()
 
+    # -- resumable requests -------------------------------------------------------------------------------------------
+
+    def follow(self, flight: Flight) -> None:
+        """Read an adopted request's deltas from the stream that outlives its gateways."""
+        work = follow(self._following, self.keys, flight.reply, lambda d: self._feed(flight, d))
+        task = asyncio.create_task(work)
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+
+    async def asked(self, request: str, tenant: str) -> str | None:
+        """What was asked by this tenant's resumable request; None when there is none, or no more."""
+        kept = await cast(
+            "Awaitable[list[bytes | None]]", self.redis.hmget(self.keys.resume(request), ["tenant", "ask"])
+        )
+        return kept[1].decode() if kept[1] is not None and kept[0] == tenant.encode() else None
+
+    async def adopt(self, request: str, tenant: str) -> Adopted | None:
+        """Make a resumable request this gateway's; a flight of it that is still here is over."""
+        adopted = await self.functions.adopt(request, tenant, self.gateway)
+        if adopted is not None and (known := self._parked_or_open(request)) is not None:
+            self._hand_on(known)
+        return adopted
+
+    async def park(self, flight: Flight) -> None:
+        """The client of a resumable request is gone: the request goes on for the grace."""
+        request = flight.route.request
+        flight.parked, flight.consumer = True, None
+        flight.reply.discard()
+        self._parked[request] = flight
+        loop = asyncio.get_running_loop()
+        self._graces[request] = loop.call_later(_GRACE_S, lambda: self.spawn(self._end_grace(flight)))
+        if await self.functions.release(request, self.gateway, flight.turn, "park") == "moved":
+            self._hand_on(flight)
+
+    async def told(self, flight: Flight) -> None:
+        """The client was sent the end, and the outcome is written: who still resumes it writes no other."""
+        await self.functions.release(flight.route.request, self.gateway, flight.turn, "told")
+
+    async def give_back(self, adopting: asyncio.Task[Adopted | None], request: str) -> None:
+        """The client left while its request was adopted: it may come back."""
+        if (adopted := await adopting) is not None:
+            await self.functions.release(request, self.gateway, adopted.turn, "park")
+
+    async def _end_grace(self, flight: Flight) -> None:
+        request = flight.route.request
+        if self._parked.get(request) is not flight:
+            return
+        if await self.functions.release(request, self.gateway, flight.turn, "drop") != "moved":
+            flight.end(499, "abort", "client_disconnected")
+        self._hand_on(flight)
+
+    def _parked_or_open(self, request: str) -> Flight | None:
+        return self._parked.get(request) or self._flights.get(request)
+
+    def _hand_on(self, flight: Flight) -> None:
+        """Another owner speaks for this request from now on: no cancel, no outcome from here."""
+        request = flight.route.request
+        if self._flights.get(request) is flight:
+            del self._flights[request]
+        if self._parked.get(request) is flight:
+            del self._parked[request]
+            self._graces.pop(request).cancel()
+        flight.ended = True
+        flight.reply.fail(ApiError("stream_moved", "Another connection goes on with this request."))
+
     async def _cancel(self, flight: Flight, reason: str) -> None:
         request = flight.route.request
         for pause_s in (0.1, 0.3, 1.0, 3.0, 0.0):
@@ -132,12 +211,30 @@ class Dispatcher:
 
     # -- what engines send --------------------------------------------------------------------------------------------
 
+    def _feed(self, flight: Flight, deltas: list[Delta]) -> None:
+        """What a followed stream says."""
+        now = time.monotonic()
+        for delta in deltas:
+            flight.reply.feed(delta)
+            flight.last_received = now
+            flight.first_received = flight.first_received or now
+            if delta.last and self._flights.get(delta.request) is flight:
+                del self._flights[delta.request]
+
     def _deliver(self, deltas: list[Delta]) -> None:
         flights, now = self._flights, time.monotonic()
         for delta in deltas:
             flight = flights.get(delta.request)
             if flight is None:
+                flight = self._parked.get(delta.request)
+                if flight is None or delta.code != "stream_moved":
+                    continue
+            if delta.code == "stream_moved":
+                if delta.start > flight.turn:
+                    self._hand_on(flight)
                 continue
+            if flight.turn and not delta.code:
+                continue  # it is followed: its kept stream tells the same, from the start
             if delta.code == "engine_lost":
                 self.spawn(self._settle_lost(flight, delta.epoch))
             flight.reply.feed(delta)
@@ -194,6 +291,8 @@ class Dispatcher:
         await self._find_forgotten()
 
     def _fail_all(self, message: str) -> None:
+        for flight in [f for f in (*self._flights.values(), *self._parked.values()) if f.resumable]:
+            self._hand_on(flight)
         flights, self._flights = self._flights, {}
         for flight in flights.values():
             flight.reply.fail(ApiError("queue_lost", message))

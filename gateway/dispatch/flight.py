@@ -84,6 +84,11 @@ class Flight:
     first_sent: float | None = None
     last_sent: float | None = None
     stall_s: float | None = None
+    resumable: bool = False
+    turn: int = 0
+    """How often the request was adopted before: only the newest owner speaks for it."""
+    parked: bool = False
+    """Its client is gone and may come back: nothing is kept for it here."""
     consumer: asyncio.Task[Any] | None = None
     """The task that sends to the client, while it streams."""
 

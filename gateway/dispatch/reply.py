@@ -28,6 +28,7 @@ class Reply:
         "_waiter",
         "_wake_at",
         "cached_tokens",
+        "discards",
         "ended",
         "epoch",
         "limit",
@@ -44,6 +45,8 @@ class Reply:
         """Choices per prompt: a prompt's cached tokens are counted once."""
         self.limit = limit
         self.epoch = 0
+        self.discards = False
+        """The client is gone; tokens are only counted."""
         self.ended = False
         """Nothing more goes to the client than what waits: all choices finished, or the request failed."""
         self.cached_tokens = 0
@@ -62,6 +65,16 @@ class Reply:
     def complete(self) -> bool:
         """All of the answer has arrived."""
         return self.ended and self._failure is None
+
+    @property
+    def waiting(self) -> int:
+        """Deltas that the client has not taken yet."""
+        return len(self._pending)
+
+    def discard(self) -> None:
+        """Keep nothing for the client from now on."""
+        self.discards = True
+        self._pending.clear()
 
     @property
     def received_tokens(self) -> int:
@@ -99,7 +112,8 @@ class Reply:
             self.cached_tokens += delta.cached_tokens
         if delta.queued_s is not None and self.queued_s is None:
             self.queued_s, self.prefill_s = delta.queued_s, delta.prefill_s
-        self._pending.append(delta)
+        if not self.discards:
+            self._pending.append(delta)
         if delta.last or not self._open:
             self._end()
         if len(self._pending) > self.limit:

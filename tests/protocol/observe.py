@@ -95,12 +95,17 @@ def of_twin(t: Twin) -> dict[str, Any]:
         "dead": t.dead,
         "era": t.era,
         "expiry": dict(t.expiry),
+        "grace": dict(t.grace),
         "pools": dict(t.pools),
     }
     state["arrivals"] = str(t.arrivals) if t.arrivals else None
     state["gateways"], state["reaped"] = dict(t.gateways), dict(t.reaped)
     if t.tick is not None:
         state["tick"] = {"at": str(t.tick[0]), "armed": str(t.tick[1])}
+    for request, kept in t.resumable.items():
+        told = {"told": "1"} if kept.told else {}
+        named_kept = {"tenant": kept.tenant, "gateway": kept.gateway, "turn": str(kept.turn), "ask": kept.ask}
+        state[f"resume:{request}"] = named_kept | told
     for request, r in t.requests.items():
         values: list[Any] = [
             r.state,

@@ -119,6 +119,7 @@ class Interleavings(RuleBasedStateMachine):
             prompt_tokens=(7, 700, 9000)[self.count % 3], weight=(1.0, 0.5, 3.0, 0.0)[self.count % 4],
             ttft_ms=(0, 100, 1000)[self.count % 3], claim=claim,
             expires_ms=self.now + expires if expires else 0, limits=limits, lease_ms=20_000,
+            ask="ask" if self.count % 3 else "",
         )  # fmt: skip
         work = f"work {self.count}".encode()
         verdict = self.both("admit", admission, work)
@@ -172,6 +173,34 @@ class Interleavings(RuleBasedStateMachine):
         epoch = self.epoch(request, off)
         final = Final(request, epoch, "m", "batch", "a", "e1", reason, 7, 0, 3, 0, 0.25, 0.0, Timeline(0.5), self.now)
         self.both("finish", request, epoch, encode(final))
+
+    @rule(
+        which=st.integers(0, 30),
+        off=st.sampled_from((0, 0, 0, 1)),
+        how=st.sampled_from(("park", "park", "drop", "told")),
+    )
+    def release(self, which: int, off: int, how: str) -> None:
+        request = self.request(which)
+        kept = self.twin.resumable.get(request)
+        gateway, turn = (kept.gateway, kept.turn) if kept else ("g1", 0)
+        self.both("release", request, gateway, turn + off, how)
+
+    @rule(which=st.integers(0, 30), tenant=tenants, rightly=st.booleans(), gateway=gateways)
+    def adopt(self, which: int, tenant: str, rightly: bool, gateway: str) -> None:
+        request = self.request(which)
+        kept = self.twin.resumable.get(request)
+        self.both("adopt", request, kept.tenant if kept and rightly else tenant, gateway)
+
+    @rule(gateway=gateways, tenant=tenants, adopted=st.booleans())
+    def outlive_a_gateway(self, gateway: str, tenant: str, adopted: bool) -> None:
+        """A resumable request runs, its gateway lapses, and somebody goes on with it or nobody does."""
+        self.admit_and_pull("e1", tenant, "interactive", 3, 0)
+        self.lapse(False, True)
+        if adopted:
+            for request in [r for r, kept in self.twin.resumable.items() if not kept.gateway]:
+                self.both("adopt", request, self.twin.resumable[request].tenant, gateway)
+        for _ in range(2):
+            self.lapse(False, gateway != "g1")
 
     @rule(which=st.integers(0, 30))
     def declare(self, which: int) -> None:
