@@ -28,6 +28,11 @@ DataDir = Annotated[Path, typer.Option("--data-dir", help="Where everything is k
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 """Commands that hand all their arguments, `--help` too, to another program."""
 VAR = Path("var")
+ManagedDir = Annotated[
+    Path, typer.Option("--data-dir", help="The installation.", envvar="SLUICE_DATA_DIR", hidden=True)
+]
+"""Of commands that pass the rest on, their help too."""
+NEEDS_NO_DATABASE = {"help", "--help", "-h", "version", "--version", "check", "makemigrations"}
 
 
 @app.command()
@@ -140,8 +145,8 @@ def sim(context: typer.Context) -> None:
 
 @app.command(context_settings=PASS_ON)
 def replay(context: typer.Context) -> None:
-    """Replay a trace through the scheduler (arguments of `python -m engine.sim replay`)."""
-    _become(["-m", "engine.sim", "replay", *context.args])
+    """Replay a recording through the scheduler, or another policy (arguments of `python -m engine.sim.replay`)."""
+    _become(["-m", "engine.sim.replay", *context.args])
 
 
 @app.command(context_settings=PASS_ON)
@@ -151,17 +156,19 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command(context_settings=PASS_ON)
-def manage(context: typer.Context) -> None:
-    """Django's commands (`sluice manage shell`) on the installation in SLUICE_DATA_DIR (default var)."""
-    folder = DataFolder(Path(os.environ.get("SLUICE_DATA_DIR", VAR)))
-    if not folder.locked() and "DATABASE_URL" not in os.environ:
+def manage(context: typer.Context, data_dir: ManagedDir = VAR) -> None:
+    """Django's commands (`sluice manage shell`) on the installation in --data-dir."""
+    folder = DataFolder(data_dir)
+    asks_only = not context.args or not NEEDS_NO_DATABASE.isdisjoint(context.args)
+    if not asks_only and not folder.locked() and "DATABASE_URL" not in os.environ:
         typer.echo(f"nothing runs on {folder.path}: without `sluice up` there is no database to ask.", err=True)
-    _become(["-m", "django", *context.args])
+        raise typer.Exit(1)
+    _become(["-m", "django", *context.args], data_dir)
 
 
-def _become(arguments: list[str]) -> None:
+def _become(arguments: list[str], data_dir: Path | None = None) -> None:
     """Go on as another Python program, with the data folder's addresses and secrets where the environment has none."""
-    folder = DataFolder(Path(os.environ.get("SLUICE_DATA_DIR", VAR)))
+    folder = DataFolder(data_dir or Path(os.environ.get("SLUICE_DATA_DIR", VAR)))
     kept: dict[str, Any] = folder.read(folder.environment)
     environment = {"DJANGO_SETTINGS_MODULE": "gateway.settings", "SLUICE_DATA_DIR": str(folder.path), **kept}
     os.execve(sys.executable, [sys.executable, *arguments], environment | os.environ)  # noqa: S606
