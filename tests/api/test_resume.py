@@ -174,3 +174,29 @@ async def test_who_does_not_come_back_is_cancelled_after_a_minute(gateway: Gatew
     assert (outcome.status, outcome.code, final.reason) == (499, "client_disconnected", "abort")
     assert final.completion_tokens > 500, "it went on for the minute"
     assert (await resume(gateway, request, 0))[0]["error"]["code"] == "resume_unknown"
+
+
+async def test_a_gateway_that_stops_leaves_its_resumable_streams_to_others(
+    gateway: Gateway, stack: Stack, pool: str
+) -> None:
+    undisturbed = await whole(gateway, max_tokens=200)
+    other = stack.gateway()
+    async with opened(other) as socket:
+        request, before = await begin(socket, 5, max_tokens=200)
+        other.process.stop()
+    after = await resume(gateway, request, 5)
+    assert after[-1]["type"] == "done" and choices(before + after) == choices(undisturbed)
+    await one_of_each(stack, request)
+
+
+async def test_an_engine_that_dies_without_a_client_is_told_at_the_resume(gateway: Gateway, stack: Stack) -> None:
+    engine = stack.engine("decode_tps=40,prefill_tps=0", pool="mortal")
+    async with opened(gateway) as socket:
+        request, _ = await begin(socket, 5, model="mortal", max_tokens=5000)
+    engine.child.kill()
+    await until(lambda: finals(stack, request), 15.0)
+    after = await resume(gateway, request, 5)
+    assert after[-1]["type"] == "error" and after[-1]["error"]["code"] == "engine_lost"
+    await until(lambda: outcomes(stack, request))
+    assert len(outcomes(stack, request)) == len(finals(stack, request)) == 1
+    assert finals(stack, request)[0].reason == "lost"
