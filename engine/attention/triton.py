@@ -127,7 +127,7 @@ def attention_kernel(
         head_keys = data + layer_offset + kv_head * BLOCK * DIM
         for start in range(0, end, KEYS):
             key = start + tl.arange(0, KEYS)
-            block = tl.load(tables + low.to(tl.int64) * table_width + key // BLOCK, mask=key < end, other=0)
+            block = tl.load(tables + tl.cast(low, tl.int64) * table_width + key // BLOCK, mask=key < end, other=0)
             place = block.to(tl.int64) * block_stride + (key % BLOCK) * DIM
             there = (key < end)[:, None] & (lane < DIM)[None, :]
             source = head_keys + place[:, None] + lane[None, :]

@@ -1,7 +1,7 @@
 """What the serving loop may ask of a backend.
 
-The same five calls drive a torch model, an upstream server and the simulated engine, so tiers, fairness, SLO and billing
-hold for each of them with no branch.
+The same five calls drive a torch model, an upstream server and the simulated engine, so tiers, fairness, SLO and
+billing hold for each of them with no branch.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from django.http import HttpResponseBase
@@ -18,9 +18,10 @@ __all__ = ["route"]
 log = logging.getLogger(__name__)
 
 Handler = Callable[..., Awaitable[HttpResponseBase]]
+View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
 
-def route(**methods: Handler) -> Handler:
+def route(**methods: Handler) -> View:
     """A view of handlers by HTTP method. HEAD is answered as GET."""
     if "GET" in methods:
         methods["HEAD"] = methods["GET"]

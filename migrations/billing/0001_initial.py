@@ -1,4 +1,3 @@
-
 import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models

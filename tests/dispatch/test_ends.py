@@ -117,7 +117,7 @@ async def test_an_engine_is_killed_during_streams_and_before_an_answer(gateway: 
         )
         await until(lambda: stack.redis.scard(f"{stack.prefix}open:alpha") == 4)
         engine.child.send_signal(signal.SIGKILL)
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(20):
             bodies = [(await s.aread()).decode() for s in streams]
             check(await whole, 503, "engine_lost")
     for body in bodies:
