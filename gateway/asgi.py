@@ -12,10 +12,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 django.setup(set_prefix=False)
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from django.conf import settings  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
-from gateway.api.handler import DataHandler  # noqa: E402
+from gateway.api.cors import cross_origin  # noqa: E402
+from gateway.api.handler import DataHandler, DataRequest  # noqa: E402
 from gateway.api.sockets import StreamConsumer, UnknownSocket  # noqa: E402
 from gateway.observability.redaction import Redact  # noqa: E402
 from gateway.plane import lifespan  # noqa: E402
@@ -26,7 +28,7 @@ for _name in ("uvicorn.error", "uvicorn.access"):
     # uvicorn gives its loggers handlers of their own, or none to switch them off: that is left as it is.
     logging.getLogger(_name).addFilter(Redact())
 
-_http = DataHandler()
+_http = cross_origin(DataHandler(), settings.SLUICE_CORS_ORIGINS, DataRequest.urlconf)
 _sockets = URLRouter([path("v1/stream", StreamConsumer.as_asgi()), re_path(r"", UnknownSocket.as_asgi())])
 
 

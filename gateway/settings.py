@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 
 def _flag(name: str, default: bool = False) -> bool:
     return os.environ.get(name, "1" if default else "0").lower() in {"1", "true", "yes", "on"}
+
+
+def _origin(text: str) -> str:
+    """As browsers write one: `scheme://host[:port]`, in lower case; or `*`, `null`, nothing."""
+    origin = text.strip().rstrip("/").lower()
+    if origin not in {"", "*", "null"} and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+", origin):
+        raise ImproperlyConfigured(f"SLUICE_CORS_ORIGINS: {text.strip()!r} is no origin; write scheme://host[:port].")
+    return origin
 
 
 def _secret(name: str) -> str:
@@ -57,6 +66,8 @@ SLUICE_DATA_DIR = Path(os.environ.get("SLUICE_DATA_DIR", BASE_DIR / "var"))
 SLUICE_GATEWAY_ID = os.environ.get("SLUICE_GATEWAY_ID", "")
 """Empty: each data-plane process draws its own at start."""
 SLUICE_MAX_BODY_BYTES = int(os.environ.get("SLUICE_MAX_BODY_BYTES", 4 * 1024 * 1024))
+SLUICE_CORS_ORIGINS = frozenset(filter(None, map(_origin, os.environ.get("SLUICE_CORS_ORIGINS", "*").split(","))))
+"""Whose pages may call the data plane. `*`: all; a page can do there only what the key it was given allows."""
 SLUICE_FIRST_BYTE_WAIT_S = float(os.environ.get("SLUICE_FIRST_BYTE_WAIT_S", "10"))
 """Response headers wait this long for the first token, so that errors keep their real status."""
 

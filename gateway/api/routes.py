@@ -22,7 +22,7 @@ View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
 
 def route(**methods: Handler) -> View:
-    """A view of handlers by HTTP method. HEAD is answered as GET."""
+    """A view of handlers by HTTP method, which are its `allowed`. HEAD is answered as GET."""
     if "GET" in methods:
         methods["HEAD"] = methods["GET"]
     allowed = ", ".join(sorted(methods))
@@ -42,4 +42,5 @@ def route(**methods: Handler) -> View:
                 current().admission.refused(request.arrival, error)
             return error_response(error)
 
+    view.allowed = allowed  # type: ignore[attr-defined]
     return view
