@@ -36,7 +36,7 @@ def no_database(stack: Stack, server_url: str) -> Iterator[None]:
 
 
 def test_without_postgres_known_keys_go_on_and_unknown_ones_wait(gateway: Gateway, postgres_url: str) -> None:
-    with gateway.client("alpha") as known, gateway.client("gamma") as fresh:
+    with gateway.client("alpha") as known, gateway.client("never-seen") as fresh:
         assert ask(known).status_code == 200
         with no_database(gateway.stack, postgres_url):
             for _ in range(3):

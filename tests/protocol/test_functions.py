@@ -253,7 +253,18 @@ def test_an_ended_request_leaves_no_key(cell: Cell) -> None:
     names = (
         k.decode().removeprefix(cell.keys.prefix) for k in set(cell.redis.scan_iter(f"{cell.keys.prefix}*")) - before
     )
-    for_the_pool = ("arrivals", "usage", "wake:m", "drain:m", "tiers:m", "vtc:m", "deficit:m", "weight:m", "era")
+    for_the_pool = (
+        "arrivals",
+        "usage",
+        "wake:m",
+        "drain:m",
+        "tiers:m",
+        "vtc:m",
+        "deficit:m",
+        "weight:m",
+        "passed:m",
+        "era",
+    )
     assert [name for name in names if name.startswith(("req:", "q:")) or not name.startswith(for_the_pool)] == []
 
 
