@@ -80,6 +80,7 @@ async def test_a_dropped_connection_goes_on_where_it_stood(gateway: Gateway, poo
     await one_of_each(gateway.stack, request)
 
 
+@pytest.mark.slow
 async def test_a_killed_gateway_s_stream_goes_on_at_another(gateway: Gateway, stack: Stack, pool: str) -> None:
     undisturbed = await whole(gateway, max_tokens=250)
     other = stack.gateway()
@@ -176,6 +177,7 @@ async def test_who_does_not_come_back_is_cancelled_after_a_minute(gateway: Gatew
     assert (await resume(gateway, request, 0))[0]["error"]["code"] == "resume_unknown"
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_stops_leaves_its_resumable_streams_to_others(
     gateway: Gateway, stack: Stack, pool: str
 ) -> None:

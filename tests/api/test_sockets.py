@@ -131,7 +131,21 @@ async def test_a_dropped_socket_cancels_all_its_requests(gateway: Gateway) -> No
         for i in range(3):
             await ask(socket, str(i), max_tokens=5000)
         await until(lambda: open_requests(gateway.stack, "delta") == 3)
-    await until(lambda: open_requests(gateway.stack, "delta") == 0, 1.0)
+        socket.transport.abort()
+        await until(lambda: open_requests(gateway.stack, "delta") == 0, 1.0)
+
+
+async def test_a_closing_handshake_cancels_all_its_requests(gateway: Gateway) -> None:
+    async with opened(gateway, "delta") as socket:
+        await receive(socket)
+        for i in range(3):
+            await ask(socket, str(i), max_tokens=5000)
+        await until(lambda: open_requests(gateway.stack, "delta") == 3)
+        # This client reads no further, so it never sees the answer to its close; the server must not wait for it.
+        closing = asyncio.create_task(socket.close())
+        await until(lambda: open_requests(gateway.stack, "delta") == 0, 1.0)
+        socket.transport.abort()
+        await closing
 
 
 async def test_the_key_may_come_in_the_first_message(gateway: Gateway) -> None:

@@ -15,6 +15,7 @@ from engine.attention import HeadShape, choose_kernels
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_under_the_interpreter_they_agree_with_the_reference() -> None:
     pytest.importorskip("triton")
     done = subprocess.run(

@@ -7,6 +7,7 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
 from openai import APIError
 
 from tests.e2e.stack import Stack, sluice, until
@@ -89,6 +90,7 @@ def test_in_the_foreground_it_greets_and_ctrl_c_stops_all(data_dir: Path) -> Non
     assert "stopped" in rest and "killed" not in rest
 
 
+@pytest.mark.slow
 def test_an_interrupted_start_leaves_nothing(data_dir: Path) -> None:
     stack = Stack(data_dir, backend="simulated")
     up = stack.foreground()
@@ -102,6 +104,7 @@ def test_an_interrupted_start_leaves_nothing(data_dir: Path) -> None:
     stack.down()
 
 
+@pytest.mark.slow
 def test_given_servers_replace_the_embedded_ones(data_dir: Path, postgres_url: str, redis_url: str) -> None:
     stack = Stack(data_dir, backend="simulated", more={"DATABASE_URL": postgres_url, "REDIS_URL": redis_url})
     stack.up()
@@ -123,6 +126,7 @@ def test_a_taken_console_port_is_one_sentence(data_dir: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_broken_model_is_refused_with_the_reason(data_dir: Path) -> None:
     broken = data_dir / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))

@@ -151,6 +151,7 @@ async def test_without_javascript_the_page_is_a_readable_snapshot(
     await context.close()
 
 
+@pytest.mark.slow
 async def test_a_slow_network_does_not_lose_the_push(page: Page, publisher: Publisher) -> None:
     """The extension arrives long after htmx; and the first attempt to connect fails."""
     refused = 0
