@@ -110,6 +110,7 @@ async def test_it_goes_on_at_once_while_the_killed_gateway_s_lease_still_runs(
     await one_of_each(stack, request)
 
 
+@pytest.mark.slow
 async def test_a_second_resume_takes_over(gateway: Gateway, stack: Stack, pool: str) -> None:
     undisturbed = await whole(gateway, max_tokens=120)
     other = stack.gateway()

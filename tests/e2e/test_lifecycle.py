@@ -73,6 +73,7 @@ def _answered(stack: Stack) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_in_the_foreground_it_greets_and_ctrl_c_stops_all(data_dir: Path) -> None:
     stack = Stack(data_dir, backend="simulated")
     up = stack.foreground()

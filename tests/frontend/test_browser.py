@@ -80,6 +80,7 @@ async def test_what_stopped_moving_does_not_look_live(page: Page, publisher: Pub
     await expect(page).to_have_title("Live · Sluice")
 
 
+@pytest.mark.slow
 async def test_a_lost_console_is_said_and_found_again(page: Page, publisher: Publisher, console: Console) -> None:
     await sign_in(page, "admin")
     await expect(page.locator("#freshness .word")).to_have_text("Live")
