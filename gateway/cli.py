@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,6 +58,9 @@ def up(
     quantization: Annotated[
         str, typer.Option(help="none, or int8: weights and activations in 8 bits, faster and a little less exact.")
     ] = "none",
+    engine_options: Annotated[
+        str, typer.Option(help="More options of `sluice engine` for the model's engines, in one word: '--dtype fp32'.")
+    ] = "",
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Start everything and watch over it until Ctrl-C."""
@@ -67,7 +71,8 @@ def up(
     if embeddings:
         embedding_model = embedding_model or DEFAULT_EMBEDDING_MODEL
     chosen, embedding = _model(model or DEFAULT_MODEL, "--model"), _model(embedding_model, "--embedding-model")
-    options = Options(host, port, console_port, engines, threads, backend, chosen, embedding, quantization)
+    served = (engines, threads, backend, chosen, embedding, quantization, _words(engine_options))
+    options = Options(host, port, console_port, *served)
     folder = DataFolder(data_dir)
     if detach:
         from gateway.local.detach import detach as start_detached
@@ -79,6 +84,15 @@ def up(
 
     screen = PipeScreen(os.fdopen(ready_fd, "w")) if ready_fd >= 0 else TerminalScreen()
     raise typer.Exit(run_stack(folder, options, screen))
+
+
+def _words(engine_options: str) -> str:
+    """As they are, if they can be told apart."""
+    try:
+        shlex.split(engine_options)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--engine-options") from error
+    return engine_options
 
 
 def _model(model: str, option: str) -> str:

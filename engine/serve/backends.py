@@ -43,5 +43,9 @@ def build_scheduler(policy: str, capacity: Capacity, options: Options) -> Schedu
         context_length=capacity.context_length,
         swap_bytes_per_s=capacity.swap_bytes_per_s,
         block_bytes=capacity.block_bytes,
+        prefix_cache=options.prefix_cache,
+        whole_prefill=options.whole_prefill,
+        adaptive_chunk=not options.whole_prefill,
+        preempt=options.preempt,
     )
     return create(policy, config)

@@ -47,6 +47,9 @@ class Options:
     kv_memory_mib: int
     host_memory_mib: int
     context: int
+    prefix_cache: bool
+    whole_prefill: bool
+    preempt: bool
     log_level: str
 
 
@@ -98,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-memory-mib", type=int, default=1024, help="memory for KV blocks on the device (default: %(default)s)")
     add("--host-memory-mib", type=int, default=512, help="host memory for parked KV blocks (default: %(default)s)")
     add("--context", type=int, default=0, help="longest context to serve (default: the model's)")
+    add("--no-prefix-cache", action="store_true", help="compute every prompt anew (to compare)")
+    add("--whole-prefill", action="store_true", help="never split a prompt over several steps (to compare)")
+    add("--no-preemption", action="store_true", help="never evict running work for a better tier (to compare)")
     add(
         "--drain-seconds",
         type=float,
@@ -156,5 +162,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         kv_memory_mib=a.kv_memory_mib,
         host_memory_mib=a.host_memory_mib,
         context=a.context,
+        prefix_cache=not a.no_prefix_cache,
+        whole_prefill=a.whole_prefill,
+        preempt=not a.no_preemption,
         log_level=a.log_level,
     )

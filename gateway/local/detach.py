@@ -63,8 +63,9 @@ def _arguments(folder: DataFolder, options: Options) -> list[str]:
         "--model": options.model,
         "--embedding-model": options.embedding_model,
         "--quantization": options.quantization,
+        "--engine-options": options.engine_options,
     }
-    return [word for name, value in pairs.items() for word in (name, str(value))]
+    return [f"{name}={value}" for name, value in pairs.items()]
 
 
 def _give_up(child: subprocess.Popen[bytes]) -> NoReturn:

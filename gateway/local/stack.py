@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Mapping
@@ -50,6 +51,8 @@ class Options:
     """Likewise, for one more engine with a pool of its own; empty: none."""
     quantization: str = "none"
     """none or int8, of the causal_lm engines."""
+    engine_options: str = ""
+    """More words for the command line of the model's engines, quoted as in a shell."""
 
     @property
     def engine_threads(self) -> int:
@@ -147,7 +150,8 @@ class Stack:
     def engine(self, number: int, model: str) -> Spec:
         """`model`: path of the file or folder, or for the simulated backend a name."""
         quantization = ("--quantization", self.options.quantization) if self.options.quantization != "none" else ()
-        return self._engine(f"engine-{number}", self.options.pool, self.options.backend, model, *quantization)
+        more = (*quantization, *shlex.split(self.options.engine_options))
+        return self._engine(f"engine-{number}", self.options.pool, self.options.backend, model, *more)
 
     def embedding_engine(self, model: str) -> Spec:
         """`model`: path of the folder."""
