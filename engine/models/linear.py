@@ -29,9 +29,12 @@ def pack_linear(
     """
     if int8 is not None:
         return _int8(weight_OI, bias_O, int8, turn)
+    on_cpu = weight_OI.device.type == "cpu"
+    if on_cpu and dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return _widened(weight_OI.to(dtype), bias_O)
     weight = weight_OI.to(dtype)
     bias = None if bias_O is None else bias_O.to(dtype)
-    if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if on_cpu and torch.backends.mkldnn.is_available():
         return _packed(weight, bias)
     return lambda x: torch.nn.functional.linear(x, weight, bias)
 
@@ -45,6 +48,12 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
         return result
 
     return linear
+
+
+def _widened(weight: Tensor, bias: Tensor | None) -> Linear:
+    """bfloat16 in and out, computed in float32: what oneDNN can do on a CPU that has no bfloat16 instructions."""
+    product = pack_linear(weight.float(), bias, torch.float32)
+    return lambda x: product(x.float()).to(torch.bfloat16)
 
 
 def int8_refusal(device: str) -> str:
