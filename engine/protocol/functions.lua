@@ -721,21 +721,38 @@ local function reap(_, args)
   return {engines, gateways, lost, aborted}
 end
 
+-- Whoever comes first writes which layout the keys under this prefix have; no function of another layout touches them.
+-- Keys older than this number have layout 1.
+local LAYOUT = '{layout}'
+
+local function guarded(act)
+  return function(keys, args)
+    local p = args[1]
+    local found = redis.call('GET', p .. 'layout')
+    if not found then
+      found = redis.call('EXISTS', p .. 'pools', p .. 'arrivals') > 0 and '1' or LAYOUT
+      redis.call('SET', p .. 'layout', found)
+    end
+    if found ~= LAYOUT then return redis.error_reply('LAYOUT ' .. found) end
+    return act(keys, args)
+  end
+end
+
 -- What frees memory must also work when memory is short.
 local FREEING = {'allow-oom'}
 
-redis.register_function('{library}_admit', admit)
-redis.register_function('{library}_pull', pull)
-redis.register_function('{library}_register', register)
-redis.register_function('{library}_renew', renew)
-redis.register_function('{library}_charge', charge)
-redis.register_function('{library}_account', account)
-redis.register_function('{library}_requeue', requeue)
-redis.register_function('{library}_adopt', adopt)
-redis.register_function{function_name = '{library}_release', callback = release, flags = FREEING}
-redis.register_function{function_name = '{library}_leave', callback = leave, flags = FREEING}
-redis.register_function{function_name = '{library}_cancel', callback = cancel, flags = FREEING}
-redis.register_function{function_name = '{library}_finish', callback = finish, flags = FREEING}
-redis.register_function{function_name = '{library}_declare', callback = declare, flags = FREEING}
-redis.register_function{function_name = '{library}_close', callback = close, flags = FREEING}
-redis.register_function{function_name = '{library}_reap', callback = reap, flags = FREEING}
+redis.register_function('{library}_admit', guarded(admit))
+redis.register_function('{library}_pull', guarded(pull))
+redis.register_function('{library}_register', guarded(register))
+redis.register_function('{library}_renew', guarded(renew))
+redis.register_function('{library}_charge', guarded(charge))
+redis.register_function('{library}_account', guarded(account))
+redis.register_function('{library}_requeue', guarded(requeue))
+redis.register_function('{library}_adopt', guarded(adopt))
+redis.register_function{function_name = '{library}_release', callback = guarded(release), flags = FREEING}
+redis.register_function{function_name = '{library}_leave', callback = guarded(leave), flags = FREEING}
+redis.register_function{function_name = '{library}_cancel', callback = guarded(cancel), flags = FREEING}
+redis.register_function{function_name = '{library}_finish', callback = guarded(finish), flags = FREEING}
+redis.register_function{function_name = '{library}_declare', callback = guarded(declare), flags = FREEING}
+redis.register_function{function_name = '{library}_close', callback = guarded(close), flags = FREEING}
+redis.register_function{function_name = '{library}_reap', callback = guarded(reap), flags = FREEING}

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from redis.asyncio import Redis as AsyncRedis
@@ -22,26 +22,43 @@ from redis.exceptions import ResponseError
 from engine.protocol.keys import Keys
 
 __all__ = [
+    "LAYOUT",
     "LIBRARY",
     "Admission",
     "AsyncFunctions",
     "Cancelled",
     "Claim",
     "Functions",
+    "LayoutMismatch",
     "Pull",
     "Pulled",
     "Reaped",
     "Verdict",
 ]
 
+LAYOUT = "1"
+"""Number of the layout of everything under the prefix. Raise it when a key's name, type, fields or meaning changes so
+that an older or a newer Sluice would misread it: two layouts never work on one prefix."""
+
 _FOLDER = Path(__file__).parent
 _SOURCE = (
     (_FOLDER / "functions.lua")
     .read_text(encoding="utf-8")
     .replace("-- {fair}\n", (_FOLDER / "fair.lua").read_text(encoding="utf-8"))
+    .replace("{layout}", LAYOUT)
 )
 LIBRARY = "sluice1_" + hashlib.sha256(_SOURCE.encode()).hexdigest()[:8]
 """Library and function-name prefix: two versions of Sluice can share a server during a rolling upgrade."""
+
+
+class LayoutMismatch(ResponseError):
+    """The state in Redis was written in another layout: nothing was done, and nothing will be until someone acts."""
+
+    def __init__(self, prefix: str, found: str) -> None:
+        super().__init__(
+            f"the state under '{prefix}' in Redis has layout {found}, and this Sluice works with layout {LAYOUT}: "
+            "let the version that wrote it drain, then remove these keys (docs/operations.md, Upgrading)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +234,24 @@ class _Library:
         """The Lua source with its placeholders filled."""
         return _SOURCE.replace("{library}", cls.library).replace("{now}", cls.clock)
 
+    @staticmethod
+    def refuse_layout(keys: Keys, found: bytes | str | None) -> None:
+        """Raise LayoutMismatch for any other than ours; nobody may have written one yet."""
+        layout = found.decode() if isinstance(found, bytes) else found
+        if layout is not None and layout != LAYOUT:
+            raise LayoutMismatch(keys.prefix, layout)
+
+    @staticmethod
+    def refined(keys: Keys, error: ResponseError) -> ResponseError:
+        """What a function answered: LayoutMismatch if it is that."""
+        word, _, found = str(error).partition(" ")
+        return LayoutMismatch(keys.prefix, found) if word == "LAYOUT" else error
+
+    @staticmethod
+    def missing(error: ResponseError) -> bool:
+        """The server lacks the library, so the call took no effect."""
+        return "Function not found" in str(error)
+
 
 class Functions(_Library):
     """Blocking caller (engines, tests, settler tools). Not for the event loop."""
@@ -226,16 +261,26 @@ class Functions(_Library):
 
     def _call(self, name: str, *args: Any) -> Any:
         try:
+            return self._once(name, args)
+        except ResponseError as error:
+            if not self.missing(error):
+                raise
+        self.load()
+        return self._once(name, args)
+
+    def _once(self, name: str, args: tuple[Any, ...]) -> Any:
+        try:
             return self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
         except ResponseError as error:
-            if "Function not found" not in str(error):
-                raise
-            self.load()
-            return self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
+            raise self.refined(self.keys, error) from None
 
     def load(self) -> None:
         """Load the library; harmless when it is there."""
         self.redis.function_load(self.source(), replace=True)
+
+    def check_layout(self) -> None:
+        """Raise LayoutMismatch if the state in Redis is of another layout. Every call checks that too, atomically."""
+        self.refuse_layout(self.keys, cast("bytes | None", self.redis.get(self.keys.layout)))
 
     def admit(self, admission: Admission, work: bytes) -> Verdict:
         """Check every dimension, then commit all and enqueue; a refusal consumes nothing."""
@@ -312,15 +357,24 @@ class AsyncFunctions(_Library):
 
     async def _call(self, name: str, *args: Any) -> Any:
         try:
+            return await self._once(name, args)
+        except ResponseError as error:
+            if not self.missing(error):
+                raise
+        await self.load()
+        return await self._once(name, args)
+
+    async def _once(self, name: str, args: tuple[Any, ...]) -> Any:
+        try:
             return await self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
         except ResponseError as error:
-            if "Function not found" not in str(error):
-                raise
-            await self.load()
-            return await self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
+            raise self.refined(self.keys, error) from None
 
     async def load(self) -> None:
         await self.redis.function_load(self.source(), replace=True)
+
+    async def check_layout(self) -> None:
+        self.refuse_layout(self.keys, cast("bytes | None", await self.redis.get(self.keys.layout)))
 
     async def admit(self, admission: Admission, work: bytes) -> Verdict:
         return _Codec.verdict(await self._call("admit", _Codec.admit(admission), work))

@@ -97,6 +97,11 @@ class Keys:
         return f"{self.prefix}dead"
 
     @property
+    def layout(self) -> str:
+        """String: number of the layout that all these keys are in, set by the first function call."""
+        return f"{self.prefix}layout"
+
+    @property
     def era(self) -> str:
         """String, set once by the first engine to register: a change means that Redis lost its data."""
         return f"{self.prefix}era"

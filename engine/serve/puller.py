@@ -11,7 +11,7 @@ import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
-from engine.protocol.functions import Functions, Pulled
+from engine.protocol.functions import Functions, LayoutMismatch, Pulled
 from engine.protocol.keys import Keys
 from engine.protocol.messages import (
     Control,
@@ -65,6 +65,9 @@ class Puller(threading.Thread):
                 if failures:
                     self.log.info("redis_back", after_failures=failures)
                 failures = 0
+            except LayoutMismatch as error:
+                self.link.inbox.put(Refused(str(error)))
+                return
             except RedisError as error:
                 if failures == 0:
                     self.log.warning("redis_away", error=type(error).__name__, detail=str(error)[:200])

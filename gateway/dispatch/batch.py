@@ -69,8 +69,10 @@ class Admitter:
     async def _again(self, admission: Admission, work: bytes, raw: Any) -> Any:
         """After a wipe or a fail-over the server lacks the function: such a call took no effect."""
         try:
-            if isinstance(raw, ResponseError) and "Function not found" in str(raw):
-                return await self._functions.admit(admission, work)
+            if isinstance(raw, ResponseError):
+                if self._functions.missing(raw):
+                    return await self._functions.admit(admission, work)
+                return self._functions.refined(self._functions.keys, raw)
             return raw if isinstance(raw, Exception) else self._functions.verdict(raw)
         except (RedisError, OSError) as error:
             return error

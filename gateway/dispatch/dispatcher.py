@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from redis.exceptions import RedisError
 
-from engine.protocol.functions import Adopted, AsyncFunctions
+from engine.protocol.functions import Adopted, AsyncFunctions, LayoutMismatch
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Delta, Final, Timeline, encode
 from gateway.dispatch.batch import Admitter
@@ -62,6 +62,13 @@ class Dispatcher:
         self.renewed_at = float("-inf")
 
     async def start(self) -> None:
+        """Raises LayoutMismatch; a Redis that is away will be there later."""
+        try:
+            await self.functions.check_layout()
+        except LayoutMismatch:
+            raise
+        except (RedisError, OSError) as error:
+            log.warning("the data plane starts without Redis: %s", error)
         self.recorder.start()
         self._loops = [
             asyncio.create_task(self._reader.run(), name="reply reader"),

@@ -26,6 +26,8 @@ __all__ = ["UpError", "up"]
 READY_TIMEOUT_S = 120.0
 """A cold start on a slow disk takes long; a start that hangs should still say so."""
 FAILURES_BEFORE_READY = 3
+_EXITING = "Application startup failed. Exiting."
+"""What uvicorn says after it has said why."""
 
 
 class UpError(RuntimeError):
@@ -305,7 +307,7 @@ def _get(options: Options, path: str, port: int | None = None, key: str = "") ->
 
 def _reason(log: Path) -> str:
     """The last error of a process, else the last thing it said; of a structured line, its detail."""
-    errors = [line for line in tail(log).splitlines() if line.startswith("ERROR")]
+    errors = [line for line in tail(log).splitlines() if line.startswith("ERROR") and _EXITING not in line]
     line = errors[-1].removeprefix("ERROR:").strip() if errors else last_line(log)
     try:
         return str(json.loads(line)["detail"])

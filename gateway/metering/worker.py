@@ -16,7 +16,7 @@ from redis.client import Redis
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from engine.protocol.functions import Functions
+from engine.protocol.functions import Functions, LayoutMismatch
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Final, Outcome
 from gateway.metering import outcomes
@@ -73,7 +73,14 @@ class Worker:
         self._asked = True
 
     def run(self) -> int:
-        """Exit status: 0 when told to stop, 1 when a loop failed."""
+        """Exit status: 0 when told to stop, 1 when a loop failed, or Redis holds the state of another version."""
+        try:
+            self._functions.check_layout()
+        except LayoutMismatch as error:
+            log.critical("%s", error)
+            return 1
+        except (RedisError, OSError) as error:
+            log.warning("metering starts without Redis: %s", error)
         usage, outcome = readers(self._redis, self._keys, self.name)
         settler = Settler(self._redis, self._keys, self.name)
         live = Live(self._redis, self._keys)
@@ -113,6 +120,8 @@ class Worker:
         while not self._stop.is_set():
             try:
                 act()
+            except LayoutMismatch:
+                raise
             except (RedisError, DatabaseError, OSError) as error:
                 log.warning("%s waits: %s", threading.current_thread().name, str(error).strip())
                 connection.close()

@@ -22,6 +22,7 @@ from engine.protocol.functions import Admission, Functions
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Refusal, encode
 from gateway.metering.models import RefusalTally, RequestOutcome
+from gateway.metering.worker import Worker
 from tenants.billing import services
 from tenants.billing.models import UsageRecord
 from tenants.billing.reconcile import reconcile
@@ -160,3 +161,14 @@ def test_postgres_and_redis_away_and_back(
     await_events(redis, keys, Kind.CLOSED, 1)
     assert UsageRecord.objects.count() == 22
     assert worker.end(signal.SIGINT) == 0
+
+
+def test_state_of_another_layout_stops_it_before_it_reads_a_record(
+    redis: Redis, keys: Keys, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.SLUICE_REDIS_PREFIX = keys.prefix
+    redis.set(keys.layout, "999")
+    redis.xadd(keys.usage, {"f": b"whatever it means there"})
+    assert Worker().run() == 1
+    assert "has layout 999" in caplog.text
+    assert redis.xlen(keys.usage) == 1 and len(redis.keys(f"{keys.prefix}*")) == 2
