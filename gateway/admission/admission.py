@@ -23,6 +23,7 @@ from gateway.admission.prices import Prices
 from gateway.admission.tiers import choose_tier
 from gateway.dispatch.dispatcher import LEASE_MS, Dispatcher
 from gateway.dispatch.flight import Flight, Route, Trail
+from gateway.dispatch.redis import queue_error
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
 from tenants.billing.rating import PriceFacts, hold_nano
@@ -182,8 +183,8 @@ class Admission:
         except asyncio.CancelledError:
             dispatcher.spawn(dispatcher.give_back(adopting, arrival.request))
             raise
-        except (RedisError, OSError):
-            raise ApiError("backend_unavailable", "The queue can't be reached right now.", retry_after_s=2) from None
+        except (RedisError, OSError) as error:
+            raise queue_error(f"adoption of {arrival.request}", error) from None
         if adopted is None:
             raise ApiError("resume_unknown", "There is no such request to go on with, or no more.", param="request")
         trail = self.trail(arrival)
@@ -218,10 +219,7 @@ class Admission:
             try:
                 verdict = await self._dispatcher.admitter.admit(facts, work)
             except (RedisError, OSError) as error:
-                log.warning("admission of %s: %s", request, error)
-                raise ApiError(
-                    "backend_unavailable", "The queue can't be reached right now.", retry_after_s=2
-                ) from None
+                raise queue_error(f"admission of {request}", error) from None
             if verdict.code != "stale_principal":
                 return verdict
             if verdict.detail == "balance":

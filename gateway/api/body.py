@@ -14,6 +14,9 @@ __all__ = ["Disconnected", "read_body"]
 Receive = Callable[[], Awaitable[Any]]
 
 _TIMEOUT_S = 30.0
+_PIECE = 65_536
+"""What follows a member is copied by zlib: at most this much of it, once for each member."""
+_MEMBERS_MAX = 1024
 _DRAIN_FACTOR = 16
 """An oversized body is read to its end (and thrown away) up to this multiple of the limit: a client that is cut off
 while it still sends can't read the 413 that tells it why."""
@@ -62,17 +65,28 @@ async def _collect(headers: dict[bytes, bytes], receive: Receive, limit: int) ->
 
 
 def _inflate(raw: bytes, encoding: str, limit: int) -> bytes:
-    # 47: zlib or gzip, told apart by the header.
-    inflater = zlib.decompressobj(47 if encoding == "gzip" else 15)
-    try:
-        body = inflater.decompress(raw, limit + 1)
-    except zlib.error as error:
-        raise ApiError("invalid_encoding", f"The request body is not valid {encoding}: {error}.") from None
-    if len(body) > limit:
-        raise _too_large(limit)
-    if not inflater.eof:
-        raise ApiError("invalid_encoding", f"The {encoding} request body is incomplete.")
-    return body
+    """A gzip body may have several members (RFC 1952, 2.2): their contents follow one another."""
+    view, parts, size, position, members = memoryview(raw), list[bytes](), 0, 0, 0
+    while not members or position < len(raw):
+        if members == (_MEMBERS_MAX if encoding == "gzip" else 1):
+            raise ApiError("invalid_encoding", f"Something follows the end of the {encoding} request body.")
+        # 47: zlib or gzip, told apart by the header. 31: gzip.
+        inflater = zlib.decompressobj(15 if encoding == "deflate" else 31 if members else 47)
+        members += 1
+        while not inflater.eof:
+            piece = view[position : position + _PIECE]
+            if not piece:
+                raise ApiError("invalid_encoding", f"The {encoding} request body is incomplete.")
+            try:
+                part = inflater.decompress(piece, limit + 1 - size)
+            except zlib.error as error:
+                raise ApiError("invalid_encoding", f"The request body is not valid {encoding}: {error}.") from None
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            position += len(piece) - len(inflater.unused_data)
+    return b"".join(parts)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from django.http import HttpResponseBase
+from redis.exceptions import RedisError
 
 from gateway.api.handler import DataRequest
 from gateway.api.responses import error_response
+from gateway.dispatch.redis import queue_error
 from gateway.errors import ApiError
 from gateway.plane import current
 
@@ -38,9 +40,15 @@ def route(**methods: Handler) -> View:
                 )
             return await handler(request, **kwargs)
         except ApiError as error:
-            if not request.arrival.admitted:
-                current().admission.refused(request.arrival, error)
-            return error_response(error)
+            return _refusal(request, error)
+        except RedisError as error:
+            return _refusal(request, queue_error(f"request {request.arrival.request}", error))
 
     view.allowed = allowed  # type: ignore[attr-defined]
     return view
+
+
+def _refusal(request: DataRequest, error: ApiError) -> HttpResponseBase:
+    if not request.arrival.admitted:
+        current().admission.refused(request.arrival, error)
+    return error_response(error)

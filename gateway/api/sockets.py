@@ -32,6 +32,7 @@ from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.completion import CompletionRequest
 from gateway.api.schemas.decode import decode_body
 from gateway.api.schemas.embedding import EmbeddingRequest
+from gateway.dispatch.redis import queue_error
 from gateway.errors import ApiError
 from gateway.plane import current
 
@@ -216,8 +217,8 @@ class StreamConsumer(AsyncWebsocketConsumer):
         principal = await plane.admission.identify(arrival, "inference")
         try:
             asked = await plane.dispatcher.asked(message.request, principal.tenant)
-        except (RedisError, OSError):
-            raise ApiError("backend_unavailable", "The queue can't be reached right now.", retry_after_s=2) from None
+        except (RedisError, OSError) as error:
+            raise queue_error(f"resumption of {message.request}", error) from None
         if asked is None:
             raise ApiError("resume_unknown", "There is no such request to go on with, or no more.", param="request")
         kept = msgspec.json.decode(asked, type=Kept)

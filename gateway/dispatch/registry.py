@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import cast
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from engine.protocol.keys import Keys
 from engine.protocol.messages import PROTOCOL_VERSION, ModelCard, decode
+from gateway.dispatch.redis import is_away
 
 __all__ = ["Model", "Registry"]
+
+log = logging.getLogger(__name__)
 
 _FRESH_S = 1.0
 _MISSING_S = 60.0
@@ -61,7 +66,12 @@ class Registry:
         async with self._lock:
             if time.monotonic() - self._read_at < max_age_s:
                 return
-            await self._read()
+            try:
+                await self._read()
+            except (RedisError, OSError) as error:
+                if not self._models or not is_away(error):
+                    raise
+                log.warning("models are as they were last seen: %s", error)
             self._read_at = time.monotonic()
 
     async def _read(self) -> None:

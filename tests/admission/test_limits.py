@@ -56,6 +56,22 @@ async def test_two_at_once_and_a_third_after_a_reset(gateway: Gateway) -> None:
         assert (await client.post("/chat/completions", json=ASK)).status_code == 200
 
 
+def test_a_fault_of_ours_in_redis_is_no_outage(gateway: Gateway) -> None:
+    redis, bucket = gateway.stack.redis, f"{gateway.stack.prefix}rl:broken:requests"
+    redis.set(bucket, "of another type than the functions expect")
+    try:
+        with gateway.client("broken") as client:
+            response = ask(client)
+            check(response, 500, "internal_error")
+            assert "retry-after" not in response.headers
+            redis.delete(bucket)
+            assert ask(client).status_code == 200
+    finally:
+        redis.delete(bucket)
+    assert open_requests(gateway.stack, "broken") == 0
+    assert "WRONGTYPE" in gateway.process.log.read_text()
+
+
 async def test_a_full_queue_of_one_tenant(gateway: Gateway, slow_pool: str) -> None:
     async with gateway.async_client("few-waiting") as client:
         running = await start(client, model=slow_pool)

@@ -6,6 +6,7 @@ import gzip
 import json
 import select
 import socket
+import zlib
 from typing import Any
 
 import httpx
@@ -167,7 +168,28 @@ def test_bodies_are_counted_after_decompression(client: httpx.Client) -> None:
     check(post(gzip.compress(b" " * 100_000_000)), 413, "request_too_large")
     check(post(gzip.compress(good)[:-9]), 400, "invalid_encoding")
     check(post(b"not gzip"), 400, "invalid_encoding")
+    check(post(b""), 400, "invalid_encoding")
     check(post(good, **{"content-encoding": "br"}), 415, "unsupported_media_type")
+
+
+def test_a_gzip_body_may_have_several_members_and_nothing_else_after_them(client: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+
+    def post(body: bytes, **more: str) -> httpx.Response:
+        return client.post("/chat/completions", content=body, headers={**headers, **more})
+
+    pieces = [GOOD.encode()[:20], GOOD.encode()[20:], b"", b',"max_tokens":3}', b" " * 100_000]
+    whole = b"".join(gzip.compress(piece) for piece in pieces)
+    response = post(whole)
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 3
+    check(post(whole + b"garbage"), 400, "invalid_encoding")
+    check(post(whole + b"\0"), 400, "invalid_encoding")
+    check(post(whole[:-5]), 400, "invalid_encoding")
+    check(post(gzip.compress(b" " * 3_000_000) * 2), 413, "request_too_large")
+    check(post(gzip.compress(b"") * 100_000), 400, "invalid_encoding")
+    one = b"".join(pieces)
+    assert post(zlib.compress(one), **{"content-encoding": "deflate"}).status_code == 200
+    check(post(zlib.compress(one) * 2, **{"content-encoding": "deflate"}), 400, "invalid_encoding")
 
 
 def test_a_body_over_the_limit(client: httpx.Client) -> None:

@@ -69,8 +69,12 @@ async def test_redis_is_killed_and_comes_back(own_valkey: ValkeyServer, tmp_path
             assert own_valkey.child is not None
             own_valkey.child.send_signal(signal.SIGKILL)
             own_valkey.child.wait(5)
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(12):
                 check(await client.post("/chat/completions", json=ASK), 503, "backend_unavailable")
+                assert (await client.get("/models")).status_code == 200
+                await asyncio.sleep(1.1)  # the list of models is no longer fresh
+                check(await client.post("/chat/completions", json=ASK), 503, "backend_unavailable")
+                assert (await client.get("/models")).status_code == 200
             own_valkey.start()
             async with asyncio.timeout(20):
                 body = (await running.aread()).decode()
