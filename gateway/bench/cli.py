@@ -10,9 +10,11 @@ import re
 import secrets
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -22,8 +24,11 @@ from rich.console import Console
 from gateway.bench.client import Ask, Target, Unreachable, find_model
 from gateway.bench.compare import ratios, ratios_table, run_pairs
 from gateway.bench.drive import run_closed, run_open
+from gateway.bench.fronts import FRONTS, INSTALL, started
+from gateway.bench.lean import Front
 from gateway.bench.metrics import Report, Slo
-from gateway.bench.overhead import Cost, costs_table, measure
+from gateway.bench.overhead import Found, Plan, compare
+from gateway.bench.overhead_show import as_markdown, show, to_dict
 from gateway.bench.show import plot, progress, runs_table, tenants_table
 from gateway.bench.workload import DATASETS, WORDS, DatasetMissing, Prompt, load, salted, share_prefix
 
@@ -214,51 +219,53 @@ def ab(
 @app.command()
 def gateway(
     base: Base,
-    key: Keys = None,
-    model: Model = "",
-    streams: Annotated[str, typer.Option(help="Streams open at a time.")] = "1,32,200",
-    requests: Annotated[int, typer.Option(min=0, help="Requests a level; 0: ten per stream, at least 400.")] = 0,
-    max_tokens: MaxTokens = 64,
-    engine_ttft_ms: Annotated[float, typer.Option(help="What the (simulated) engine itself takes.")] = 0.0,
-    pid: Annotated[int | None, typer.Option(help="Data plane's process, to watch its memory and CPU.")] = None,
-    seed: Seed = 0,
+    key: Annotated[str, typer.Option(envvar="SLUICE_BENCH_KEY", help="Key of the gateway.")] = "",
+    model: Annotated[str, typer.Option(help="Model that the paced engine serves there.")] = "paced",
+    pid: Annotated[list[int] | None, typer.Option(help="The gateway's process; repeat: all are summed.")] = None,
+    upstream: Annotated[
+        str, typer.Option(help="HOST:PORT of the paced engine's own HTTP: what peers stand before.")
+    ] = "",
+    peers: Annotated[str, typer.Option(help="Measured in turn with it: portkey,nginx.")] = "",
+    install: Annotated[bool, typer.Option("--install", help="Install these peers first.")] = False,
+    streams: Annotated[str, typer.Option(help="Streams open at a time; empty: none of this.")] = "1,32,200",
+    pairs: Annotated[int, typer.Option(min=1, help="Rounds in which each is measured once.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of one measurement.")] = 5.0,
+    idle: Annotated[int, typer.Option(min=0, help="Also the memory of so many idle streams.")] = 0,
+    slow_readers: Annotated[
+        int, typer.Option(min=0, help="Also readers beside so many clients that read nothing.")
+    ] = 0,
+    peers_dir: Annotated[Path, typer.Option(help="Where peers are installed.")] = Path("var/peers"),
     json: JsonFile = None,
+    markdown: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the table for a document.")] = None,
 ) -> None:
-    """What the gateway adds in front of a simulated engine: TTFT, SSE events a second, memory of a stream."""
-    ask = Ask(max_tokens)
-    work = Load("words:32", requests, ask, seed=seed, salt=secrets.token_hex(4))
-    target = Target(base, _keys(key), model)
-    levels = [users for users, _ in _levels(streams, "")]
+    """What a gateway adds in front of an engine of known timing (`python -m engine.paced`), beside other gateways."""
+    ours = Front("sluice", base, key, model, pids=tuple(pid or ()))
+    names = [name for name in peers.split(",") if name]
+    if unknown := set(names) - set(FRONTS):
+        raise typer.BadParameter(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(FRONTS)}")
+    if names and not upstream:
+        raise typer.BadParameter("--peers needs --upstream")
+    levels = [users for users, _ in _levels(streams, "")] if streams else []
+    plan = Plan(levels, pairs, seconds, idle, slow_readers)
 
-    async def go(stop: asyncio.Event) -> tuple[Target, list[Cost]]:
-        ready = await _ready(target)
-        await _warm(ready, work, 4, stop)
-        costs: list[Cost] = []
-        for users in levels:
-            if stop.is_set():
-                break
-            prompts = work.prompts(users, f"gateway/{users}", count=requests or max(400, 10 * users))
-            with progress(console, f"{users} streams", len(prompts)) as on_trace:
-                costs.append(
-                    await measure(ready, prompts, streams=users, ask=ask, pid=pid, stop=stop, on_trace=on_trace)
-                )
-        return ready, costs
+    async def go(stop: asyncio.Event) -> Found:
+        async with AsyncExitStack() as stack:
+            if install:
+                for name in names:
+                    await INSTALL[name](peers_dir, console.print)
+            work = Path(stack.enter_context(TemporaryDirectory(prefix="sluice-bench-")))
+            fronts = [await stack.enter_async_context(started(n, peers_dir, work, upstream)) for n in names]
+            direct = [Front("direct", f"http://{upstream}", model=model)] if upstream else []
+            return await compare(plan, [ours, *fronts, *direct], stop, lambda what: console.print(what, style="dim"))
 
-    ready, costs = _play(go)
-    _something(costs)
-    console.print(costs_table(costs, engine_ttft_ms))
-    rows = [
-        {
-            **c.report.to_dict(requests=False),
-            "events_per_s": c.events_per_s,
-            "cpu_us_per_event": c.cpu_us_per_event,
-            "kib_per_stream": c.kib_per_stream,
-        }
-        for c in costs
-    ]
-    _write(json, "gateway", ready, work, {"engine_ttft_ms": engine_ttft_ms, "levels": rows})
-    for cost in costs:
-        _print_errors(cost.report, None)
+    found = _play(go)
+    _something([*found.runs, *found.idle, *found.unread])
+    show(found, console)
+    if json:
+        json.write_bytes(orjson.dumps(to_dict(found), option=orjson.OPT_INDENT_2))
+    if markdown:
+        markdown.write_text(as_markdown(found))
+    raise typer.Exit(1 if any(r.wrong for r in found.runs) else 0)
 
 
 def _play(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:

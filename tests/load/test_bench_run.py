@@ -18,7 +18,6 @@ from aiohttp import web
 
 from gateway.bench import Ask, Prompt, Report, Slo, Target, run_closed, run_open
 from gateway.bench.client import Unreachable, find_model
-from gateway.bench.overhead import measure
 
 FIRST_S, GAP_S, STALL_S = 0.03, 0.005, 0.12
 KEYS = (("quiet", "sk-one"), ("loud", "sk-two"))
@@ -218,15 +217,6 @@ async def test_stop_keeps_what_was_measured_and_lets_go_of_the_server(server: Se
 
 async def _stopped_run(server: Server, stop: asyncio.Event) -> Report:
     return await run_closed(Target(server.url, model="hang"), prompts(9), concurrency=3, ask=Ask(4), stop=stop)
-
-
-async def test_gateway_cost_counts_events_and_watches_memory(server: Server) -> None:
-    cost = await measure(Target(server.url, model="steady"), prompts(4), streams=2, ask=Ask(4), pid=os.getpid())
-    assert cost.report.summary().ok == 4
-    assert cost.events_per_s == pytest.approx(16 / cost.report.summary().duration_s)
-    assert cost.kib_per_stream is not None and cost.kib_per_stream >= 0
-    nobody = await measure(Target(server.url, model="steady"), prompts(1), streams=1, ask=Ask(1), pid=2**22 + 1)
-    assert nobody.kib_per_stream is None
 
 
 async def bench(*arguments: str) -> asyncio.subprocess.Process:
