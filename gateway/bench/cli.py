@@ -8,19 +8,18 @@ import os
 import random
 import re
 import secrets
-import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 
+from gateway.bench import stack_cli
 from gateway.bench.client import Ask, Target, Unreachable, find_model
 from gateway.bench.compare import ratios, ratios_table, run_pairs
 from gateway.bench.drive import run_closed, run_open
@@ -29,8 +28,9 @@ from gateway.bench.lean import Front
 from gateway.bench.metrics import Report, Slo
 from gateway.bench.overhead import Found, Plan, compare
 from gateway.bench.overhead_show import as_markdown, show, to_dict
+from gateway.bench.play import console, play
 from gateway.bench.show import plot, progress, runs_table, tenants_table
-from gateway.bench.workload import DATASETS, WORDS, DatasetMissing, Prompt, load, salted, share_prefix
+from gateway.bench.workload import DATASETS, WORDS, Prompt, load, salted, share_prefix
 
 __all__ = ["app"]
 
@@ -40,8 +40,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
-T = TypeVar("T")
+for command in (stack_cli.peers, stack_cli.compare, stack_cli.rows):
+    app.command()(command)
 
 Base = Annotated[str, typer.Option(help="Base URL, with or without /v1.")]
 Keys = Annotated[
@@ -143,7 +143,7 @@ def serve(
             reports.append(await work.run(ready, prompts, level, stop))
         return ready, reports
 
-    ready, reports = _play(go)
+    ready, reports = play(go)
     _something(reports)
     console.print(f"[bold]{ready.model}[/] at {base}, {dataset}, at most {max_tokens} tokens out", highlight=False)
     console.print(runs_table(reports, objectives))
@@ -201,7 +201,7 @@ def ab(
 
         return ready, await run_pairs(pairs, run)
 
-    ready, found = _play(go)
+    ready, found = play(go)
     _something(found)
     rows = ratios(found, objectives)
     console.print(ratios_table(rows, (named[0][0], named[1][0])))
@@ -258,7 +258,7 @@ def gateway(
             direct = [Front("direct", f"http://{upstream}", model=model)] if upstream else []
             return await compare(plan, [ours, *fronts, *direct], stop, lambda what: console.print(what, style="dim"))
 
-    found = _play(go)
+    found = play(go)
     _something([*found.runs, *found.idle, *found.unread])
     show(found, console)
     if json:
@@ -266,34 +266,6 @@ def gateway(
     if markdown:
         markdown.write_text(as_markdown(found))
     raise typer.Exit(1 if any(r.wrong for r in found.runs) else 0)
-
-
-def _play(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run it on the fastest loop there is. The first Ctrl-C asks it to stop and show; the second ends it at once."""
-
-    async def guarded() -> T:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def asked() -> None:
-            loop.remove_signal_handler(signal.SIGINT)
-            console.print("[yellow]stopping: what was measured so far follows[/]")
-            stop.set()
-
-        loop.add_signal_handler(signal.SIGINT, asked)
-        return await main(stop)
-
-    try:
-        import uvloop
-
-        factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    try:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(guarded())
-    except (Unreachable, DatasetMissing) as error:
-        console.print(f"[red]{error}[/]", highlight=False)
-        raise typer.Exit(2) from error
 
 
 async def _ready(target: Target) -> Target:
