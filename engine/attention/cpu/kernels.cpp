@@ -1,9 +1,9 @@
 // The operations of engine/attention/contract.py for a CPU, in float or bfloat16, accumulating in float.
 //
-// Vectors of 16 floats are a compiler extension (GCC, Clang): one register with AVX-512, two with AVX2, four with SSE or
-// NEON. Inside a block keys lie transposed, [head_dim][block_size], so that 16 keys are 16 lanes and a score needs no
-// horizontal sum. Every query's numbers are summed in an order that depends on its own context alone: batch-mates,
-// chunk size and threads change no bit.
+// Vectors are a compiler extension (GCC, Clang), and exactly one register wide: 16 floats with AVX-512, 8 with AVX2, 4
+// with SSE or NEON. (Wider ones are kept in memory by GCC and cost ten times as much.) Inside a block keys lie
+// transposed, [head_dim][block_size], so that keys are lanes and a score needs no horizontal sum. Every query's numbers
+// are summed in an order that depends on its own context alone: batch-mates, chunk size and threads change no bit.
 
 #include <algorithm>
 #include <cmath>
@@ -13,17 +13,26 @@
 
 namespace {
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
-constexpr int KEYS = 128;        // keys per round of the online softmax; a multiple of LANES
-constexpr int MICRO = 8;         // queries whose accumulators live in registers together
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int GROUP = 16;        // keys whose scores are made together; block sizes are multiples of it
+constexpr int SPAN = GROUP / LANES;
+constexpr int MICRO = 12 / SPAN; // queries at a time: MICRO * SPAN accumulators, keys and a query fit 16 registers
+constexpr int KEYS = 128;        // keys per round of the online softmax; a multiple of GROUP
 constexpr int TILE = 24;         // queries that share one pass over the keys
 constexpr int MAX_HEAD = 256;
 constexpr long SERIAL = 1 << 14; // elements below which waking threads costs more than it saves
 
-typedef float vf __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+typedef uint8_t vb __attribute__((vector_size(LANES)));
 struct bf16 { uint16_t bits; };
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
@@ -55,27 +64,29 @@ inline vf splat(float x) { return x - vf{}; }
 inline float sum(vf v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
 inline float largest(vf v) { float m = v[0]; for (int i = 1; i < LANES; i++) m = std::max(m, v[i]); return m; }
 
-// exp for x <= 88 with a relative error near 1e-7 (Cephes' polynomial); 0 below -87.
-inline vf exponential(vf x) {
-    const vf low = splat(-87.0f);
-    const vi under = x < low;
-    x = under ? low : x;
-    vf t = x * 1.44269504088896341f;
-    vi n = __builtin_convertvector(t + (t < 0 ? splat(-0.5f) : splat(0.5f)), vi);
-    vf nf = __builtin_convertvector(n, vf);
-    vf r = (x - nf * 0.693359375f) - nf * -2.12194440e-4f;
-    vf p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    vi e = (n + 127) << 23;
-    vf scale;
-    std::memcpy(&scale, &e, sizeof scale);
-    return under ? vf{} : p * scale;
+inline vi lanes() { vi v; for (int i = 0; i < LANES; i++) v[i] = i; return v; }
+
+// 2^x for x < 128 with a relative error below 1e-7 (a polynomial of least relative error on [-0.5, 0.5]); 0 below -126.
+inline vf power2(vf x) {
+    const vi in = x >= -126.0f;
+    x = in ? x : splat(-126.0f);
+    const vf shifted = x + 12582912.0f;  // 1.5 * 2^23: the low bits are the nearest integer
+    const vf r = x - (shifted - 12582912.0f);
+    vf p = splat(1.5345811810e-4f);
+    p = p * r + 1.3399931217e-3f;
+    p = p * r + 9.6184889578e-3f;
+    p = p * r + 5.5503287770e-2f;
+    p = p * r + 2.4022646891e-1f;
+    p = p * r + 6.9314720574e-1f;
+    p = p * r + 1.0f;
+    vi exponent, bits;
+    std::memcpy(&exponent, &shifted, sizeof exponent);
+    std::memcpy(&bits, &p, sizeof bits);
+    bits = (bits + (exponent << 23)) & in;
+    std::memcpy(&p, &bits, sizeof p);
+    return p;
 }
+constexpr float LOG2_E = 1.44269504088896341f;
 
 template <class T>
 void add_rms_norm(float* residual, const T* delta, const float* weight, T* out, long rows, long width, float eps,
@@ -104,7 +115,7 @@ void silu_mul(const T* gate_up, T* out, long rows, long width, int threads) {
         const T *gate = gate_up + r * 2 * width, *up = gate + width;
         for (long i = 0; i < width; i += LANES) {
             vf g = load(gate + i);
-            g = g / (1.0f + exponential(-(g < -80.0f ? splat(-80.0f) : g)));
+            g = g / (1.0f + power2((g < -80.0f ? splat(-80.0f) : g) * -LOG2_E));
             store(out + r * width + i, g * load(up + i));
         }
     }
@@ -113,14 +124,20 @@ void silu_mul(const T* gate_up, T* out, long rows, long width, int threads) {
 // Lane i gets v[i ^ S] + v[i], or v[i ^ S] - v[i] where it is the second of its pair.
 template <int S>
 inline vf butterfly(vf v) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vf other;
 #ifdef __clang__
-    const vf other = __builtin_shufflevector(v, v, 0 ^ S, 1 ^ S, 2 ^ S, 3 ^ S, 4 ^ S, 5 ^ S, 6 ^ S, 7 ^ S, 8 ^ S, 9 ^ S,
-                                             10 ^ S, 11 ^ S, 12 ^ S, 13 ^ S, 14 ^ S, 15 ^ S);
+    for (int i = 0; i < LANES; i++) other[i] = v[i ^ S];
 #else
-    const vf other = __builtin_shuffle(v, lane ^ S);
+    other = __builtin_shuffle(v, lanes() ^ S);
 #endif
-    return other + ((lane & S) != 0 ? -v : v);
+    return other + ((lanes() & S) != 0 ? -v : v);
+}
+
+inline vf butterflies(vf v) {
+    v = butterfly<2>(butterfly<1>(v));
+    if constexpr (LANES > 4) v = butterfly<4>(v);
+    if constexpr (LANES > 8) v = butterfly<8>(v);
+    return v;
 }
 
 // hadamard of the contract, then 128 + round(x / scale) with the row's largest number at 127.
@@ -134,7 +151,7 @@ void quantize_rows(const T* x, uint8_t* levels, float* scales, long rows, long w
         vf peak{};
         for (long i = 0; i < count; i++) v[i] = load(x + r * width + i * LANES);
         if (turn) {
-            for (long i = 0; i < count; i++) v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(v[i]))));
+            for (long i = 0; i < count; i++) v[i] = butterflies(v[i]);
             for (long step = 1; step < run; step *= 2)
                 for (long i = 0; i < count; i += 2 * step)
                     for (long j = i; j < i + step; j++) {
@@ -155,7 +172,6 @@ void quantize_rows(const T* x, uint8_t* levels, float* scales, long rows, long w
             const vf rounded = v[i] * inverse + 12583040.0f;  // 1.5 * 2^23 + 128: the low byte is the level, ties to even
             vu u;
             std::memcpy(&u, &rounded, sizeof u);
-            typedef uint8_t vb __attribute__((vector_size(16)));
             const vb b = __builtin_convertvector(u, vb);
             std::memcpy(levels + r * width + i * LANES, &b, sizeof b);
         }
@@ -211,83 +227,97 @@ void rotate_and_store(T* qkv, const float* rotary, const int32_t* positions, con
 
 // A run of queries of one sequence and one kv head, and its running softmax.
 struct Queries {
-    alignas(64) float q[TILE * MAX_HEAD];    // scaled by 1/sqrt(dim)
+    alignas(64) float q[TILE * MAX_HEAD];    // scaled by log2(e)/sqrt(dim): scores are exponents of 2
     alignas(64) float out[TILE * MAX_HEAD];
     float top[TILE], mass[TILE];
     long limit[TILE];                        // keys that a query may see
 };
 
+// The scores of M queries with GROUP keys, at s[m * KEYS].
 template <int M, class T>
-inline void scores16(const float* q, const T* keys, long dim, long stride, float* s) {
-    vf acc[M] = {};
-    for (long d = 0; d < dim; d++) {
-        const vf k = load(keys + d * stride);
-        for (int m = 0; m < M; m++) acc[m] += q[m * dim + d] * k;
+inline void scores(const float* q, const T* keys, long dim, long stride, float* s) {
+    vf acc[M][SPAN] = {};
+    for (long d = 0; d < dim; d++, keys += stride) {
+        vf k[SPAN];
+        for (int i = 0; i < SPAN; i++) k[i] = load(keys + i * LANES);
+        for (int m = 0; m < M; m++)
+            for (int i = 0; i < SPAN; i++) acc[m][i] += q[m * dim + d] * k[i];
     }
-    for (int m = 0; m < M; m++) store(s + m * KEYS, acc[m]);
+    for (int m = 0; m < M; m++)
+        for (int i = 0; i < SPAN; i++) store(s + m * KEYS + i * LANES, acc[m][i]);
 }
+
+// One query's scores of a round, `seen` of `count` keys visible, become weights; what it has so far shrinks to match.
+inline void soften(Queries& tile, int m, float* s, long seen, long count, long dim) {
+    const vf lane = __builtin_convertvector(lanes(), vf);
+    vf peak = splat(-INFINITY);
+    for (long k = 0; k < count; k += LANES) {
+        vf v = load(s + k);
+        if (k + LANES > seen) {
+            v = lane + float(k) < float(seen) ? v : splat(-INFINITY);
+            store(s + k, v);
+        }
+        peak = v > peak ? v : peak;
+    }
+    const float before = tile.top[m], now = std::max(before, largest(peak));
+    vf total{};
+    for (long k = 0; k < count; k += LANES) {
+        const vf p = power2(load(s + k) - now);
+        total += p;
+        store(s + k, p);
+    }
+    const float shrink = before == now ? 1.0f : power2(splat(before - now))[0];
+    tile.mass[m] = tile.mass[m] * shrink + sum(total);
+    tile.top[m] = now;
+    if (shrink != 1.0f)
+        for (long d = 0; d < dim; d += LANES) store(tile.out + m * dim + d, load(tile.out + m * dim + d) * shrink);
+}
+
+// Adds the weighted values of keys begin to end, for M queries and D vectors of each value at a time.
+template <int M, int D, class T>
+inline void add_values(float* out, const float* s, const T* data, const Layout& at, const int32_t* table, long head,
+                       long begin, long end) {
+    for (long d = 0; d < at.dim; d += D * LANES) {
+        vf acc[M][D];
+        for (int m = 0; m < M; m++)
+            for (int i = 0; i < D; i++) acc[m][i] = load(out + m * at.dim + d + i * LANES);
+        for (long k = begin; k < end;) {
+            const T* v = data + at.values(table[k / at.block_size], head) + (k % at.block_size) * at.dim + d;
+            const long stop = std::min(end, k + at.block_size - k % at.block_size);
+            for (; k < stop; k++, v += at.dim) {
+                vf value[D];
+                for (int i = 0; i < D; i++) value[i] = load(v + i * LANES);
+                for (int m = 0; m < M; m++)
+                    for (int i = 0; i < D; i++) acc[m][i] += s[m * KEYS + (k - begin)] * value[i];
+            }
+        }
+        for (int m = 0; m < M; m++)
+            for (int i = 0; i < D; i++) store(out + m * at.dim + d + i * LANES, acc[m][i]);
+    }
+}
+
+// Vectors of a value that M queries take at a time: a power of two, at most 12 accumulators and 32 floats.
+constexpr int value_vectors(int m) { return m * 8 <= 12 && LANES == 4 ? 8 : m * 4 <= 12 && LANES <= 8 ? 4 : m <= 6 ? 2 : 1; }
 
 template <int M, class T>
 void round_of(Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head, long begin,
               long end) {
     alignas(64) float s[M * KEYS];
-    const float* q = tile.q + first * at.dim;
-    for (long k = begin; k < end; k += LANES)
-        scores16<M>(q, data + at.keys(table[k / at.block_size], head) + k % at.block_size, at.dim, at.block_size,
-                    s + (k - begin));
-    const long groups = (end - begin + LANES - 1) / LANES;
-    const vf lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int m = 0; m < M; m++) {
-        const float seen = float(tile.limit[first + m] - begin);
-        vf peak = splat(-INFINITY);
-        for (long g = 0; g < groups; g++) {
-            vf v = load(s + m * KEYS + g * LANES);
-            v = lane + float(g * LANES) < seen ? v : splat(-INFINITY);
-            peak = v > peak ? v : peak;
-            store(s + m * KEYS + g * LANES, v);
-        }
-        const float before = tile.top[first + m], now = std::max(before, largest(peak));
-        vf total{};
-        for (long g = 0; g < groups; g++) {
-            vf p = exponential(load(s + m * KEYS + g * LANES) - now);
-            total += p;
-            store(s + m * KEYS + g * LANES, p);
-        }
-        const float shrink = before == now ? 1.0f : std::exp(before - now);
-        tile.mass[first + m] = tile.mass[first + m] * shrink + sum(total);
-        tile.top[first + m] = now;
-        float* out = tile.out + (first + m) * at.dim;
-        if (shrink != 1.0f)
-            for (long d = 0; d < at.dim; d += LANES) store(out + d, load(out + d) * shrink);
-    }
-    for (long d = 0; d < at.dim; d += LANES) {
-        vf acc[M];
-        for (int m = 0; m < M; m++) acc[m] = load(tile.out + (first + m) * at.dim + d);
-        for (long k = begin; k < end;) {
-            const T* v = data + at.values(table[k / at.block_size], head) + (k % at.block_size) * at.dim + d;
-            const long stop = std::min(end, k + at.block_size - k % at.block_size);
-            for (; k < stop; k++, v += at.dim) {
-                const vf value = load(v);
-                for (int m = 0; m < M; m++) acc[m] += s[m * KEYS + (k - begin)] * value;
-            }
-        }
-        for (int m = 0; m < M; m++) store(tile.out + (first + m) * at.dim + d, acc[m]);
-    }
+    const long count = (end - begin + GROUP - 1) / GROUP * GROUP;
+    for (long k = begin; k < end; k += GROUP)
+        scores<M>(tile.q + first * at.dim, data + at.keys(table[k / at.block_size], head) + k % at.block_size, at.dim,
+                  at.block_size, s + (k - begin));
+    for (int m = 0; m < M; m++) soften(tile, first + m, s + m * KEYS, tile.limit[first + m] - begin, count, at.dim);
+    add_values<M, value_vectors(M)>(tile.out + first * at.dim, s, data, at, table, head, begin, end);
 }
 
-template <class T>
+// For 1 to MICRO queries.
+template <int M, class T>
 void round_of_any(int count, Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head,
                   long begin, long end) {
-    switch (count) {
-        case 1: return round_of<1>(tile, first, data, at, table, head, begin, end);
-        case 2: return round_of<2>(tile, first, data, at, table, head, begin, end);
-        case 3: return round_of<3>(tile, first, data, at, table, head, begin, end);
-        case 4: return round_of<4>(tile, first, data, at, table, head, begin, end);
-        case 5: return round_of<5>(tile, first, data, at, table, head, begin, end);
-        case 6: return round_of<6>(tile, first, data, at, table, head, begin, end);
-        case 7: return round_of<7>(tile, first, data, at, table, head, begin, end);
-        default: return round_of<8>(tile, first, data, at, table, head, begin, end);
-    }
+    if constexpr (M > 1)
+        if (count < M) return round_of_any<M - 1>(count, tile, first, data, at, table, head, begin, end);
+    round_of<M>(tile, first, data, at, table, head, begin, end);
 }
 
 struct Unit { int32_t row, first, count, head; };
@@ -296,7 +326,7 @@ template <class T>
 void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t* starts, const int32_t* contexts,
             const int32_t* table, const T* data, const Layout& at) {
     const long group = at.heads / at.kv_heads, begin = starts[unit.row], tokens = starts[unit.row + 1] - begin;
-    const float scale = 1.0f / std::sqrt(float(at.dim));
+    const float scale = LOG2_E / std::sqrt(float(at.dim));
     const int count = unit.count * group;
     for (int m = 0; m < count; m++) {
         const long token = unit.first + m / group, head = unit.head * group + m % group;
@@ -312,7 +342,8 @@ void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t
     const long last = tile.limit[count - 1];
     for (long k = 0; k < last; k += KEYS)
         for (int m = 0; m < count; m += MICRO)
-            round_of_any(std::min(MICRO, count - m), tile, m, data, at, table, unit.head, k, std::min(last, k + KEYS));
+            round_of_any<MICRO>(std::min(MICRO, count - m), tile, m, data, at, table, unit.head, k,
+                                std::min(last, k + KEYS));
     for (int m = 0; m < count; m++) {
         const long token = unit.first + m / group, head = unit.head * group + m % group;
         const float inverse = 1.0f / tile.mass[m];
