@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gateway.bench.client import Unreachable
+from gateway.bench.client import Ask, Unreachable
 from gateway.bench.journal import Journal
 from gateway.bench.rows import Failed, Figures, Row, Run, Stopped
 from gateway.bench.stacks import Place, sluice
@@ -38,7 +38,7 @@ async def run_row(
             try:
                 async with sluice(place, *_joined((*more, *options))) as stack:
                     for variant in missing:
-                        run = Run(stack, variant, pair, journal.settings["seed"], stop)
+                        run = Run(stack, variant, pair, journal.settings["seed"], stop, journal.settings["scale"])
                         await _warm(run)
                         found = await row.measure(run)
                         journal.add(_key(name, pair, variant), found)
@@ -51,8 +51,6 @@ async def run_row(
 
 async def _warm(run: Run) -> None:
     """Code paths and caches of every shape that follows, with prompts that nothing else uses."""
-    from gateway.bench.client import Ask
-
     await run.closed(run.prompts("words:64", 8, f"warm/{run.variant}"), 8, Ask(8))
 
 

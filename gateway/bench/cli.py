@@ -40,7 +40,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (stack_cli.peers, stack_cli.compare, stack_cli.rows):
+for command in (stack_cli.peers, stack_cli.compare, stack_cli.rows, stack_cli.kl):
     app.command()(command)
 
 Base = Annotated[str, typer.Option(help="Base URL, with or without /v1.")]

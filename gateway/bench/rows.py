@@ -36,6 +36,11 @@ class Run:
     pair: int
     seed: int
     stop: asyncio.Event
+    scale: float = 1.0
+    """Below 1: as much less work, to see that it runs; its figures say little."""
+
+    def some(self, count: int, least: int = 2) -> int:
+        return max(least, round(count * self.scale))
 
     def target(self, tenant: str = "alpha") -> Target:
         return replace(self.stack.target, keys=((tenant, self.stack.keys[tenant]),))
@@ -111,7 +116,7 @@ def checked(report: Report) -> Report:
 async def batching(run: Run) -> Figures:
     """Output lengths are exponential with mean 32. Static batching is the client's doing: sixteen, wait for all of
     them, the next sixteen. Continuous is counted while requests still wait, so that its tail is no batching at all."""
-    count = {"continuous": 80, "static": 48, "one at a time": 12}[run.variant]
+    count = run.some({"continuous": 80, "static": 48, "one at a time": 12}[run.variant], 4)
     rng = random.Random(f"batching/{run.seed}/{run.pair}")
     lengths = [max(1, min(400, round(rng.expovariate(1 / 32)))) for _ in range(80)]
     prompts = run.prompts("words:16", 80, "batching")
@@ -134,10 +139,12 @@ async def batching(run: Run) -> Figures:
 
 async def prefix(run: Run) -> Figures:
     """Four groups that share 384 words each. First one user alone (TTFT), then sixteen (throughput, 32 tokens out)."""
-    prompts = share_prefix(run.prompts("words:16", 4 + 12 + 48, "prefix"), 4, 384, run.seed + run.pair)
+    prompts = share_prefix(
+        run.prompts("words:16", 4 + run.some(12) + run.some(48), "prefix"), 4, 384, run.seed + run.pair
+    )
     await run.closed(prompts[:4], 1, Ask(4))
-    alone = await run.closed(prompts[4:16], 1, Ask(8))
-    full = await run.closed(prompts[16:], ROWS_AT_A_TIME, Ask(32))
+    alone = await run.closed(prompts[4 : 4 + run.some(12)], 1, Ask(8))
+    full = await run.closed(prompts[4 + run.some(12) :], ROWS_AT_A_TIME, Ask(32))
     one, many = alone.summary(), full.summary()
     texts = [t.text for r in (alone, full) for t in sorted(r.traces, key=lambda t: t.index)]
     return {
@@ -163,7 +170,7 @@ def same_text(found: dict[str, list[Figures]]) -> Figures:
 
 async def stall(run: Run) -> Figures:
     """Six streams of 200 tokens; once they run, four prompts of 768 words come one after another."""
-    streams, long = run.prompts("words:16", 6, "streams"), run.prompts("words:768", 4, "long")
+    streams, long = run.prompts("words:16", 6, "streams"), run.prompts("words:768", run.some(4), "long")
     began = asyncio.get_running_loop().time()
     background = asyncio.create_task(run.closed(streams, 6, Ask(200)))
     await asyncio.sleep(1.5)  # part of the workload: every stream has begun by then
@@ -184,7 +191,7 @@ async def attainment(run: Run) -> Figures:
     """Jobs of the batch tier fill all rows and queue behind; interactive requests come at 0.7/s, 20 of them."""
     async with Backlog(run, "gamma", run.prompts("words:100", 200, "jobs"), 48, Ask(300)):
         await asyncio.sleep(3.0)  # part of the workload: the rows are full by then
-        prompts = run.prompts("words:100", 20, "chat")
+        prompts = run.prompts("words:100", run.some(20), "chat")
         report = await run_open(
             run.target("alpha"), prompts, rate=0.7, seed=run.seed + run.pair, ask=Ask(32), stop=run.stop
         )
@@ -199,7 +206,7 @@ async def attainment(run: Run) -> Figures:
 
 async def neighbour(run: Run) -> Figures:
     """A quiet tenant, 1 request/s of 100 words and 16 tokens, alone and while another of its tier keeps 64 open."""
-    prompts = run.prompts("words:100", 30, f"quiet/{run.variant}")
+    prompts = run.prompts("words:100", run.some(30), f"quiet/{run.variant}")
     quiet = run_open(run.target("beta"), prompts, rate=1.0, seed=run.seed + run.pair, ask=Ask(16), stop=run.stop)
     if run.variant == "alone":
         report = checked(await quiet)
@@ -254,7 +261,7 @@ class Backlog:
 
 async def waste(run: Run) -> Figures:
     """ShareGPT-like prompts, 16 users; once a second the engine's own word on its KV memory."""
-    work = asyncio.create_task(run.closed(run.prompts("sharegpt-like", 48, "waste"), ROWS_AT_A_TIME, Ask(64)))
+    work = asyncio.create_task(run.closed(run.prompts("sharegpt-like", run.some(48), "waste"), ROWS_AT_A_TIME, Ask(64)))
     seen: list[float] = []
     while not work.done():
         seen += [e["kv_waste"] for e in (await _status(run.stack))["engines"] if e.get("running") and "kv_waste" in e]

@@ -1,4 +1,4 @@
-"""The commands of `sluice bench` that start servers themselves: `peers`, `compare` and `rows`."""
+"""The commands of `sluice bench` that start servers themselves: `peers`, `compare`, `rows` and `kl`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import typer
 from gateway.bench import ab_rows, versus
 from gateway.bench.client import Ask
 from gateway.bench.journal import Journal
+from gateway.bench.kl import make_text, measure
 from gateway.bench.peers import PEERS, Peers, install
 from gateway.bench.play import console, play
 from gateway.bench.rows import ROWS
-from gateway.bench.stacks import CONTENDERS, Place
+from gateway.bench.stacks import CONTENDERS, Place, prepare
 from gateway.bench.workload import load, salted
 
-__all__ = ["compare", "peers", "rows"]
+__all__ = ["compare", "kl", "peers", "rows"]
 
 Into = Annotated[Path, typer.Option("--peers", help="Folder of the peers' environments.")]
 Work = Annotated[Path, typer.Option(help="Data folders, logs, converted models and finished runs.")]
@@ -109,6 +110,36 @@ def compare(
     _show(versus.markdown(result), result, place.work / "compare.md", json)
 
 
+def kl(
+    text: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="Text files, equal parts of each; docs/*.md if none.")
+    ] = None,
+    model: Gguf = MODEL,
+    threads: Threads = 0,
+    work: Work = VAR / "bench",
+    into: Into = VAR / "peers",
+    json: JsonFile = None,
+) -> None:
+    """What llama.cpp loses on the quantised file: KL divergence from the same weights in float32, by its own tool.
+
+    The text is kept in WORK/kl.txt, so that other engines can be measured on the same.
+    """
+    files = text or sorted(Path("docs").glob("*.md"))
+    if not files:
+        raise typer.BadParameter("there is no docs/ here: name a text", param_hint="--text")
+    place = _place(work, model, 0, threads, into)
+    make_text(files, place.work / "kl.txt")
+
+    async def go(stop: asyncio.Event) -> dict[str, Any]:
+        with console.status("llama-perplexity: float32, then the file as it is"):
+            return await measure(place, place.work / "kl.txt")
+
+    found = play(go)
+    table = "| | mean | p99 | largest |\n|---|---|---|---|\n"
+    table += f"| llama.cpp, {model.name} | {found['mean']:.4f} | {found['p99']:.4f} | {found['max']:.4f} |"
+    _show(table, found | {"texts": [str(f) for f in files]}, place.work / "kl.md", json)
+
+
 MAX_BYTES = 3584
 """Of a prompt, so that no tokenizer makes more of it than every contender's context holds."""
 
@@ -123,6 +154,7 @@ def rows(
     port: Port = 8600,
     work: Work = VAR / "bench",
     seed: Seed = 0,
+    scale: Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of the work, to see that it runs.")] = 1.0,
     json: JsonFile = None,
 ) -> None:
     """Measure what single techniques are worth: the real engine with and without each, through the gateway.
@@ -135,12 +167,13 @@ def rows(
     place = _place(work, model, port, threads, VAR / "peers")
     settings = {
         "model": model.name, "threads": place.threads, "quantization": quantization, "engine": engine_options,
-        "seed": seed, "cores": os.cpu_count(),
+        "seed": seed, "scale": scale, "cores": os.cpu_count(),
     }  # fmt: skip
     journal = Journal(place.work / "rows.jsonl", settings)
     more = (f"--quantization={quantization}", f"--engine-options={engine_options}")
 
     async def go(stop: asyncio.Event) -> None:
+        await prepare(place)
         for name in chosen:
             if not stop.is_set():
                 console.print(f"[bold]{name}[/]: {ROWS[name].about}", highlight=False)

@@ -5,6 +5,7 @@ Sluice is started by its own command like any other server: nothing of it is imp
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from gateway.bench.client import Target, Unreachable
 from gateway.bench.peers import Peers
 from gateway.bench.server import finished, running
 
-__all__ = ["CONTENDERS", "Place", "Stack", "serving", "sluice"]
+__all__ = ["CONTENDERS", "SLUICE", "Place", "Stack", "prepare", "serving", "sluice"]
 
 SLUICE = (sys.executable, "-m", "gateway.cli")
 CONTENDERS = {
@@ -84,6 +85,13 @@ async def serving(name: str, place: Place) -> AsyncIterator[Stack]:
             yield stack
     else:
         raise Unreachable(f"unknown contender {name!r}: use some of {', '.join(CONTENDERS)}")
+
+
+async def prepare(place: Place) -> None:
+    """The first start of a data folder makes its database, its keys and its compiled kernels: not what is measured."""
+    if not await asyncio.to_thread((place.work / "sluice-keys.json").exists):
+        async with sluice(place):
+            pass
 
 
 @asynccontextmanager

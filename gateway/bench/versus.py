@@ -18,7 +18,7 @@ from gateway.bench.client import Ask, Unreachable
 from gateway.bench.drive import run_closed
 from gateway.bench.journal import Journal
 from gateway.bench.show import progress
-from gateway.bench.stacks import Place, Stack, serving
+from gateway.bench.stacks import Place, Stack, prepare, serving
 from gateway.bench.workload import Prompt
 
 __all__ = ["Level", "Plan", "compare", "markdown", "summary"]
@@ -57,6 +57,8 @@ class Plan:
 
 async def compare(plan: Plan, place: Place, journal: Journal, console: Console, stop: asyncio.Event) -> None:
     """Run what the journal has not. A contender that can't be started is named and left out of the round."""
+    if any(name.startswith("sluice") for name in plan.contenders):
+        await prepare(place)
     for number in range(plan.rounds):
         for name in plan.order(number):
             missing = [level for level in plan.levels if _key(number, name, level) not in journal.runs]
