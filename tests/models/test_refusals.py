@@ -42,7 +42,14 @@ def write(path: Path, **changes: object) -> Path:
     shapes |= {"blk.0.ffn_gate": (32, 32), "blk.0.ffn_up": (32, 32), "blk.0.ffn_down": (32, 32)}
     for name, shape in shapes.items():
         if name != values.get("without"):
-            writer.add_tensor(f"{name}.weight", np.full(shape, 0.5, np.float32))
+            weights = np.full(shape, 0.5, np.float32)
+            if values.get("random"):
+                weights = np.random.default_rng(len(name)).normal(size=shape).astype(np.float32)
+            if values.get("random") and len(shape) == 2:
+                kind = gguf.GGMLQuantizationType.Q8_0
+                writer.add_tensor(f"{name}.weight", gguf.quantize(weights, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(f"{name}.weight", weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,0 +1,55 @@
+"""Servers that a benchmark starts: waited for, stopped whole, and their end told with its reason."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.bench.client import Unreachable
+from gateway.bench.server import finished, running
+
+SERVE = """
+import http.server, os, subprocess, sys
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf])
+print(os.getpid(), child.pid, flush=True)
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *a): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Quiet).serve_forever()
+"""
+
+
+def exists(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_server_and_its_children_are_gone_afterwards(tmp_path: Path, unused_tcp_port: int) -> None:
+    log, url = tmp_path / "logs" / "x.log", f"http://127.0.0.1:{unused_tcp_port}/"
+    command = [sys.executable, "-c", SERVE, str(unused_tcp_port)]
+    async with running(command, log=log, ready=url, timeout_s=60) as start_s:
+        assert start_s > 0
+        pids = [int(n) for n in log.read_text().split()]
+        assert all(exists(pid) for pid in pids) and os.getpgid(pids[0]) == pids[0]
+        with pytest.raises(Unreachable, match="already answers"):
+            async with running(command, log=log, ready=url, timeout_s=60):
+                pass
+    assert not any(exists(pid) for pid in pids)
+
+
+async def test_a_server_that_ends_is_told_with_the_end_of_its_log(tmp_path: Path, unused_tcp_port: int) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('no such model')"]
+    with pytest.raises(Unreachable, match="no such model"):
+        async with running(command, log=tmp_path / "x.log", ready=f"http://127.0.0.1:{unused_tcp_port}/", timeout_s=60):
+            pass
+
+
+async def test_a_command_tells_what_it_printed_or_why_it_failed() -> None:
+    assert await finished([sys.executable, "-c", "print('fine')"]) == "fine\n"
+    with pytest.raises(Unreachable, match="broken"):
+        await finished([sys.executable, "-c", "raise SystemExit('broken')"])
