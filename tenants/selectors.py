@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 
 from tenants.models import ApiKey, AuditEvent, Membership, Project, Tenant, Tier, TierTarget, User
@@ -17,7 +16,6 @@ __all__ = [
     "audit_events",
     "may",
     "projects",
-    "tenant_for",
     "tenants_for",
     "tiers",
     "visible_slugs",
@@ -47,14 +45,6 @@ def visible_slugs(user: User) -> frozenset[str]:
 def may(user: User, tenant: Tenant, roles: frozenset[str]) -> bool:
     """Whether the user has one of the roles with the tenant."""
     return tenants_for(user, roles).filter(pk=tenant.pk).exists()
-
-
-def tenant_for(user: User, slug: str, roles: frozenset[str] = SEES) -> Tenant:
-    """The tenant, or PermissionDenied: the same for one that doesn't exist, so that names can't be guessed."""
-    tenant = tenants_for(user, roles).filter(slug=slug).first()
-    if tenant is None:
-        raise PermissionDenied
-    return tenant
 
 
 def projects(user: User) -> QuerySet[Project]:

@@ -16,7 +16,7 @@ from django.utils import timezone  # noqa: E402
 
 from tenants import services  # noqa: E402
 from tenants.audit import Actor  # noqa: E402
-from tenants.management.commands.seed_demo import seed  # noqa: E402
+from tenants.demo import seed  # noqa: E402
 from tenants.models import Project, Tenant, Tier  # noqa: E402
 
 ACTOR = Actor("tests")

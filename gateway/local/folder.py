@@ -19,7 +19,9 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,13 @@ FREE_BYTES_MIN = 512 * 1024 * 1024
 """A new cluster, its write-ahead log and the model take about 300 MiB."""
 
 _SYSTEM_HOMES = Path("/var/lib/sluice")
+_OURS = {
+    *("version", "lock", "state.json", "environment.json", "credentials.json", "secrets", "logs", "models"),
+    *("celery", "static", "postgres", "valkey", "peers"),
+}
+"""What may be in a folder without `version`: models are fetched before the first start; an older Sluice wrote none."""
+_ANYWHERE = frozenset({"lost+found"})
+"""What a file system of its own has at its root."""
 
 
 class FolderError(RuntimeError):
@@ -64,6 +73,11 @@ class DataFolder:
         return self.path / "state.json"
 
     @property
+    def made(self) -> bool:
+        """`open` has been here: it is a data folder of ours."""
+        return (self.path / "version").is_file()
+
+    @property
     def environment(self) -> Path:
         return self.path / "environment.json"
 
@@ -71,16 +85,14 @@ class DataFolder:
         return self.logs / f"{name}.log"
 
     def open(self) -> None:
-        """Make or check the folder. Raises FolderError: not ours, another layout, not writable, disk full."""
+        """Make or check the folder. Raises FolderError: someone else's, another layout, not writable, disk full."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._check_owner_and_layout()
-            if os.geteuid() == 0:
-                # The servers' unprivileged user must get through to its own folders; it can't list this one.
-                self.path.chmod(0o711)
+            self._check_is_ours()
+            self._close_to_others()
+            write_private(self.path / "version", LAYOUT + "\n")
             for private in (self.logs, self.celery, self.path / "static"):
                 private.mkdir(mode=0o700, exist_ok=True)
-            write_private(self.path / "version", LAYOUT + "\n")
         except NotADirectoryError:
             raise FolderError(f"{self.path} is a file, not a folder; choose another --data-dir.") from None
         except FileExistsError:
@@ -96,9 +108,10 @@ class DataFolder:
                 "free some space or choose another --data-dir."
             )
 
-    def _check_owner_and_layout(self) -> None:
+    def _check_is_ours(self) -> None:
         version = self.path / "version"
-        if not version.exists():
+        if version.is_symlink() or not version.exists():
+            self._check_nothing_foreign()
             return
         owner = version.stat().st_uid
         if owner != os.geteuid():
@@ -109,6 +122,25 @@ class DataFolder:
                 f"{self.path} was made by another version of Sluice (layout {found}, this one reads {LAYOUT}); "
                 "use that version or choose another --data-dir."
             )
+
+    def _check_nothing_foreign(self) -> None:
+        """Before anything is written or opened up: a folder that holds other things isn't taken over."""
+        names = sorted(entry.name for entry in self.path.iterdir() if entry.name not in _ANYWHERE)
+        foreign = [name for name in names if name not in _OURS and not name.startswith(".")]
+        if foreign:
+            more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+            raise FolderError(
+                f"{self.path} is no data folder of Sluice and isn't empty ({', '.join(foreign[:3])}{more}); "
+                "choose a new or an empty folder as --data-dir."
+            )
+
+    def _close_to_others(self) -> None:
+        """Nobody else may put files here. The servers' unprivileged user must get through to its own; it can't list."""
+        found = self.path.stat()
+        if os.geteuid() == 0:
+            self.path.chmod(0o711)
+        elif found.st_uid == os.geteuid() and found.st_mode & 0o022:
+            self.path.chmod(stat.S_IMODE(found.st_mode) & ~0o022)
 
     def lock(self, patience_s: float = 1.0) -> bool:
         """Take the folder for this process until it ends; False when another running one holds it.
@@ -171,6 +203,15 @@ class DataFolder:
         home = private_folder(_SYSTEM_HOMES / f"{name}-{secrets.token_hex(6)}", owner)
         link.symlink_to(home)
         return home
+
+    def keep(self, created: Mapping[str, Any]) -> None:
+        """Put newly made secrets (the answer of `seed_demo`) into credentials.json; those made earlier stay."""
+        kept = self.read(self.credentials)
+        kept["admin"] = created.get("admin") or kept.get("admin") or {"username": "admin", "password": None}
+        tenants = kept.setdefault("tenants", {})
+        for name, tenant in created.get("tenants", {}).items():
+            tenants[name] = {**tenant, "key": tenant.get("key") or tenants.get(name, {}).get("key")}
+        self.write(self.credentials, kept)
 
     def read(self, path: Path) -> dict[str, Any]:
         """A JSON file of this folder; empty when missing or torn."""

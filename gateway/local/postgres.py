@@ -12,12 +12,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from gateway.local.lifeline import Owner, run, spawn
+from gateway.local.lifeline import Owner, run
 from gateway.local.server import (
     ENVIRONMENT,
     EmbeddedServer,
@@ -101,7 +100,7 @@ class PostgresServer(EmbeddedServer):
                 "choose another --data-dir, or dump it with the old version and load it into a new one."
             )
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def command(self) -> list[str | Path]:
         fixed = {
             "listen_addresses": "",
             "unix_socket_directories": f'"{self.sockets}"',
@@ -110,15 +109,7 @@ class PostgresServer(EmbeddedServer):
             "logging_collector": "off",
         }
         options = [word for name, value in fixed.items() for word in ("-c", f"{name}={value}")]
-        self.child = spawn(
-            [self._program("postgres"), "-D", self.data, *options],
-            env=ENVIRONMENT,
-            log=self.log,
-            owner=self.owner,
-            death_signal=self.death_signal,
-            cwd=self.data,
-        )
-        return self.child
+        return [self._program("postgres"), "-D", self.data, *options]
 
     def ready(self) -> bool:
         self.check_alive()

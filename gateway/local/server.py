@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.local.lifeline import Owner, run, stop
+from gateway.local.lifeline import Owner, run, spawn, stop
 
 __all__ = ["EmbeddedServer", "ServerError", "last_line", "private_folder", "reachable", "socket_folder", "tail"]
 
@@ -111,9 +111,21 @@ class EmbeddedServer:
         """Blocking: make the data folder fit to start on, stop leftovers."""
         raise NotImplementedError
 
+    def command(self) -> list[str | Path]:
+        """What starts the server."""
+        raise NotImplementedError
+
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the process. Call it from a thread that lives as long as the server should."""
-        raise NotImplementedError
+        self.child = spawn(
+            self.command(),
+            env=ENVIRONMENT,
+            log=self.log,
+            owner=self.owner,
+            death_signal=self.death_signal,
+            cwd=self.data,
+        )
+        return self.child
 
     def ready(self) -> bool:
         """Does it accept connections? Raises ServerError when it has ended instead."""

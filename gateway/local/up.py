@@ -175,7 +175,6 @@ class _Up:
             self.supervisor.add(spec)
         self.screen.begin("tenants")
         created = json.loads(await self._step("tenants", ["-m", "django", "seed_demo", "--json"], environment) or "{}")
-        self._keep(created)
         fresh = any(tenant.get("key") for tenant in created.get("tenants", {}).values())
         self.screen.done("tenants", "created" if fresh else "as they were")
 
@@ -206,15 +205,6 @@ class _Up:
             kill_group(child.pid)
             child.wait()
             output.unlink(missing_ok=True)
-
-    def _keep(self, created: Mapping[str, Any]) -> None:
-        """Add newly made secrets to credentials.json; those made earlier stay."""
-        kept = self.folder.read(self.folder.credentials)
-        kept["admin"] = created.get("admin") or kept.get("admin") or {"username": "admin", "password": None}
-        tenants = kept.setdefault("tenants", {})
-        for name, tenant in created.get("tenants", {}).items():
-            tenants[name] = {**tenant, "key": tenant.get("key") or tenants.get(name, {}).get("key")}
-        self.folder.write(self.folder.credentials, kept)
 
     async def _wait_ready(self) -> None:
         self.screen.begin("engine and gateway")

@@ -13,13 +13,10 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from pathlib import Path
 from urllib.parse import quote
 
-from gateway.local.lifeline import spawn
 from gateway.local.server import (
-    ENVIRONMENT,
     EmbeddedServer,
     ServerError,
     copy_tree,
@@ -83,16 +80,8 @@ class ValkeyServer(EmbeddedServer):
         self.socket.unlink(missing_ok=True)
         self._write_configuration()
 
-    def spawn(self) -> subprocess.Popen[bytes]:
-        self.child = spawn(
-            [self._program(), self._configuration],
-            env=ENVIRONMENT,
-            log=self.log,
-            owner=self.owner,
-            death_signal=self.death_signal,
-            cwd=self.data,
-        )
-        return self.child
+    def command(self) -> list[str | Path]:
+        return [self._program(), self._configuration]
 
     def ready(self) -> bool:
         """The socket is bound late, but the data may still load after it: only PONG counts."""

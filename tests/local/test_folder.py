@@ -45,6 +45,51 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
         DataFolder(tmp_path).open()
 
 
+def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "manage.py").touch()
+    (tmp_path / "models").mkdir()
+    (tmp_path / ".git").mkdir()
+    for detach in ([], ["--detach"]):
+        done = _sluice("up", *detach, "--data-dir", str(tmp_path))
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr.strip().splitlines() == [
+            f"error: {tmp_path} is no data folder of Sluice and isn't empty (manage.py); "
+            "choose a new or an empty folder as --data-dir."
+        ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".git", "manage.py", "models"]
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_a_marker_that_leads_elsewhere_is_none(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("1\n")
+    (tmp_path / "version").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FolderError, match="is no data folder of Sluice"):
+        DataFolder(tmp_path).open()
+
+
+def test_a_folder_from_before_the_marker_is_adopted(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.open()
+    kept = folder.secret("secret-key")
+    folder.write(folder.credentials, {"tenants": {}})
+    for made_by_others in ("models", "lost+found", ".cache"):
+        (tmp_path / made_by_others).mkdir()
+    (tmp_path / "version").unlink()
+    DataFolder(tmp_path).open()
+    assert (tmp_path / "version").read_text() == "1\n"
+    assert folder.secret("secret-key") == kept
+
+
+def test_a_folder_where_others_may_write_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "real"
+    path.mkdir()
+    path.chmod(0o777)
+    (tmp_path / "link").symlink_to(path)
+    DataFolder(tmp_path / "link").open()
+    assert stat.S_IMODE(path.stat().st_mode) & 0o022 == 0
+
+
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("")
     with pytest.raises(FolderError, match="is a file, not a folder"):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth import authenticate
 from django.core.management import call_command
 
-from tenants import keys
+from gateway.local.folder import DataFolder
+from tenants import demo, keys
 from tenants.billing.selectors import load_price_facts
-from tenants.management.commands import seed_demo
 from tenants.models import AuditEvent
 from tenants.principals import load_principal
 
@@ -59,11 +60,29 @@ def test_seeding_twice_keeps_everything_and_rotating_replaces_the_secrets(settin
 
 
 @pytest.mark.django_db
+def test_what_is_printed_is_kept_where_up_keeps_it(settings: Any, tmp_path: Path) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    settings.SLUICE_DATA_DIR = tmp_path
+    seed()
+    assert list(tmp_path.iterdir()) == []  # not a data folder of ours: elsewhere (containers) nothing is written down
+    folder = DataFolder(tmp_path)
+    folder.open()
+    folder.write(folder.credentials, {"api_base": "http://127.0.0.1:1/v1"})
+    rotated = seed("--rotate")
+    kept = folder.read(folder.credentials)
+    assert kept == {"api_base": "http://127.0.0.1:1/v1", **rotated}
+    seed()
+    assert folder.read(folder.credentials) == kept  # nothing new: what was made earlier stays
+    assert authenticate(**kept["admin"]) is not None
+    assert all(active(x["key"]) for x in kept["tenants"].values())
+
+
+@pytest.mark.django_db
 def test_a_price_that_an_older_version_did_not_make_is_added(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    older = {name: rates for name, rates in seed_demo.PRICES.items() if name != "all-minilm-l6-v2"}
+    older = {name: rates for name, rates in demo.PRICES.items() if name != "all-minilm-l6-v2"}
     with monkeypatch.context() as before:
-        before.setattr(seed_demo, "PRICES", older)
+        before.setattr(demo, "PRICES", older)
         seed()
     now = datetime.now(UTC)
     default = load_price_facts("all-minilm-l6-v2", now)

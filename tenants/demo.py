@@ -1,16 +1,12 @@
-"""`seed_demo`: tiers, price book, four tenants with a key each and an administrator. Idempotent."""
+"""The demonstration record: tiers, price book, four tenants with a key each and an administrator. Idempotent."""
 
 from __future__ import annotations
 
-import json
 import secrets
-from argparse import ArgumentParser
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.core.management.base import BaseCommand
-from django.db import transaction
 from django.utils import timezone
 
 from tenants import audit, services
@@ -18,6 +14,8 @@ from tenants.audit import Actor
 from tenants.billing import services as billing
 from tenants.billing.models import Price
 from tenants.models import ApiKey, Project, Tenant, Tier, User
+
+__all__ = ["seed"]
 
 ACTOR = Actor("seed_demo")
 TIERS: dict[str, dict[str, Any]] = {
@@ -50,19 +48,6 @@ PRICES = {
     "default": (50_000_000, 12_500_000, 200_000_000),
 }
 ADMIN = "admin"
-
-
-class Command(BaseCommand):
-    help = "Create the demonstration tenants, tiers, prices and administrator; print what is new."
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
-        parser.add_argument("--rotate", action="store_true", help="new password and keys for what exists already")
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        with transaction.atomic():
-            facts = seed(rotate=options["rotate"])
-        self.stdout.write(json.dumps(facts, indent=None if options["json"] else 2))
 
 
 def seed(rotate: bool = False) -> dict[str, Any]:
