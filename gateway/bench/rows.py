@@ -117,6 +117,8 @@ async def batching(run: Run) -> Figures:
     """Output lengths are exponential with mean 32. Static batching is the client's doing: sixteen, wait for all of
     them, the next sixteen. Continuous is counted while requests still wait, so that its tail is no batching at all."""
     count = run.some({"continuous": 80, "static": 48, "one at a time": 12}[run.variant], 4)
+    if run.variant == "continuous":
+        count = max(count, ROWS_AT_A_TIME + 8)  # some have to wait
     rng = random.Random(f"batching/{run.seed}/{run.pair}")
     lengths = [max(1, min(400, round(rng.expovariate(1 / 32)))) for _ in range(80)]
     prompts = run.prompts("words:16", 80, "batching")

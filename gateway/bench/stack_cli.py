@@ -154,6 +154,7 @@ def rows(
     port: Port = 8600,
     work: Work = VAR / "bench",
     seed: Seed = 0,
+    backend: Annotated[str, typer.Option(help="simulated: to try the commands without a model.")] = "causal_lm",
     scale: Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of the work, to see that it runs.")] = 1.0,
     json: JsonFile = None,
 ) -> None:
@@ -167,10 +168,11 @@ def rows(
     place = _place(work, model, port, threads, VAR / "peers")
     settings = {
         "model": model.name, "threads": place.threads, "quantization": quantization, "engine": engine_options,
+        "backend": backend,
         "seed": seed, "scale": scale, "cores": os.cpu_count(),
     }  # fmt: skip
     journal = Journal(place.work / "rows.jsonl", settings)
-    more = (f"--quantization={quantization}", f"--engine-options={engine_options}")
+    more = (f"--backend={backend}", f"--quantization={quantization}", f"--engine-options={engine_options}")
 
     async def go(stop: asyncio.Event) -> None:
         await prepare(place)

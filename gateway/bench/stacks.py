@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.bench.client import Target, Unreachable
+from gateway.bench.client import Target, Unreachable, find_model
 from gateway.bench.peers import Peers
 from gateway.bench.server import finished, running
 
@@ -106,7 +106,8 @@ async def sluice(place: Place, *options: str) -> AsyncIterator[Stack]:
         said = json.loads(await finished(command, clean))
         start_s = time.monotonic() - began
         keys = _keep_keys(place.work / "sluice-keys.json", said["tenants"])
-        target = Target(f"http://127.0.0.1:{place.port}", tuple(keys.items())[:1], place.model.stem.lower())
+        target = Target(f"http://127.0.0.1:{place.port}", tuple(keys.items())[:1])
+        target = replace(target, model=await find_model(target))
         yield Stack(target, keys, start_s, {"command": " ".join(command[2:])}, data)
     finally:
         await finished([*SLUICE, "down", f"--data-dir={data}"])
