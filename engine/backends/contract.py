@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from engine.protocol.messages import ModelCard, Sampling
 from engine.scheduler.step import StepOutcome, StepPlan
 
-__all__ = ["Backend", "Capacity", "Constraining", "Logprob", "SequenceInput", "TokenInfo"]
+__all__ = ["Backend", "Capacity", "Constraining", "Logprob", "Seeing", "SequenceInput", "TokenInfo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class SequenceInput:
     sampling: Sampling
     seed: int
     choice: int
+    pixels: bytes = b""
+    """Of an image: what the backend made of it before (`Seeing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Capacity:
     context_length: int
     swap_bytes_per_s: float = 8e9
     block_bytes: int = 0
+    max_preparing: int = 0
+    """Sequences that may be under preparation (`Seeing`) before the engine pulls no more; 0: any number."""
 
 
 @dataclass(slots=True)
@@ -108,3 +112,16 @@ class Constraining(Protocol):
         Else `done` is called once, from another thread: with "" when it is ready, or with the reason why it never is.
         """
         ...
+
+
+@runtime_checkable
+class Seeing(Protocol):
+    """A backend that takes images (`Work.images`); its card says "image"."""
+
+    def look(self, images: tuple[bytes, ...], rank: int, done: Callable[[tuple[bytes, ...], str, str], None]) -> None:
+        """Make pixels of a request's images, before `add`; those of a better (lower) tier rank first.
+
+        `done` is called once, from another thread: with the pixels of each, or with none, an error code and the reason.
+        """
+        ...
+

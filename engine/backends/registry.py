@@ -14,6 +14,7 @@ __all__ = ["BACKENDS", "create"]
 BACKENDS: Mapping[str, str] = {
     "causal_lm": "engine.backends.causal_lm",
     "embedding": "engine.backends.embedding",
+    "image": "engine.backends.image",
     "simulated": "engine.backends.simulated",
 }
 """Name to module. The module has a function `create(**options) -> Backend`."""

@@ -88,6 +88,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     resumable: bool = False
     trace: str = ""
     """W3C traceparent."""
+    images: tuple[bytes, ...] = ()
+    """Of kind "image": encoded images, one for each prompt, which then holds a zero for each token that it costs."""
 
 
 Bytes = bytes
@@ -122,7 +124,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """A stable error code when `finish` is "error"."""
     detail: str = ""
     vector: bytes = b""
-    """Embedding as little-endian float32."""
+    """Embedding, or the scores of an image's classes, as little-endian float32."""
     last: bool = False
     """True on the last delta of the whole request (all choices ended)."""
     cached_tokens: int = 0
@@ -240,6 +242,10 @@ class ModelCard(msgspec.Struct, frozen=True):
     embedding_dimensions: int = 0
     add_eos: bool = False
     """A text is ended with the first of `eos_ids` (encoders)."""
+    image_tokens: int = 0
+    """What one image counts in prompt tokens (image models)."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, by index (image models)."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

@@ -85,6 +85,8 @@ class Active:
         self.engine_s = self.joules = self.parked_s = 0.0
         self.wasted = self.parks = 0
         self.reason = self.code = self.detail = ""
+        self.pixels: tuple[bytes, ...] = ()
+        """What the backend made of the work's images, by prompt."""
 
     def open_choices(self, first_sequence: int, tokenizer: Tokenizer) -> None:
         """One sequence per prompt and choice, numbered from `first_sequence` on."""
@@ -104,6 +106,7 @@ class Active:
             sampling=self.work.sampling,
             seed=self.work.seed,
             choice=choice.index,
+            pixels=self.pixels[choice.index // self.work.n] if self.pixels else b"",
         )
 
     def request(self, choice: Choice, group: int, eos: Sequence[int]) -> Request:

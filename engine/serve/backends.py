@@ -42,6 +42,7 @@ def build_scheduler(policy: str, capacity: Capacity, options: Options) -> Schedu
         max_step_tokens=max(tokens, rows),
         context_length=capacity.context_length,
         swap_bytes_per_s=capacity.swap_bytes_per_s,
+        window_s=options.batch_window_ms / 1000,
         block_bytes=capacity.block_bytes,
         prefix_cache=options.prefix_cache,
         whole_prefill=options.whole_prefill,

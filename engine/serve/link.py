@@ -73,10 +73,13 @@ class DrainOrdered:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a request had to wait for is there, or never will be: then `reason` says why."""
+    """What a request had to wait for is there, or never will be: then `reason` says why, and `code` in a word."""
 
     request: str
     reason: str
+    code: str = ""
+    pixels: tuple[bytes, ...] = ()
+    """Of its images."""
 
 
 @dataclass(frozen=True, slots=True)

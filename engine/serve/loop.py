@@ -68,6 +68,8 @@ class StepLoop:
         self._exit: int | None = None
         self._evictable: dict[int, int] = {}
         self._nudged_at = 0.0
+        self._held_back = False
+        """Credit was cut because too much is under preparation: the puller waits to be told when it is not."""
         self._told: dict[str, float] = {}
         self._in_step: set[int] = set()
         """Sequences that a failure of the step would concern."""
@@ -108,9 +110,9 @@ class StepLoop:
             pass
         self._hand_over()
 
-    def _prepared(self, request: str, reason: str) -> None:
+    def _prepared(self, prepared: Prepared) -> None:
         """Called from any thread."""
-        self.link.inbox.put(Prepared(request, reason))
+        self.link.inbox.put(prepared)
 
     def _handle(self, item: Item, now: float) -> None:
         match item:
@@ -118,8 +120,8 @@ class StepLoop:
                 self.roster.admit(item, now)
             case Accounted(accounts):
                 self._told.update(accounts)
-            case Prepared(request, reason):
-                self.roster.prepared(request, reason, now)
+            case Prepared():
+                self.roster.prepared(item, now)
             case Cancelled(request, reason):
                 if self.roster.cancel(request, reason, now):
                     self.log.debug("cancelled", request=request, reason=reason)
@@ -225,8 +227,9 @@ class StepLoop:
         finally:
             link.lock.release()
         now = time.monotonic()
-        if offered and not idle and now - self._nudged_at >= _NUDGE_S:
+        if offered and (not idle or self._held_back) and now - self._nudged_at >= _NUDGE_S:
             self._nudged_at = now
+            self._held_back = False
             link.nudge.set()
 
     def _credit(self, rooms: Mapping[int, Room]) -> dict[str, int]:
@@ -248,7 +251,17 @@ class StepLoop:
             if room.express_slots > 0:
                 credit["+"] = room.express_slots
         self._evictable = evictable
-        return credit
+        return self._prepared_first(credit)
+
+    def _prepared_first(self, credit: dict[str, int]) -> dict[str, int]:
+        """No more than may be under preparation: what waits for that here, others could not overtake any more."""
+        most = self.backend.capacity.max_preparing
+        if not most:
+            return credit
+        left = most - self.roster.preparing
+        cut = {tier: min(slots, left) for tier, slots in credit.items()} if left > 0 else {}
+        self._held_back = self._held_back or cut != credit
+        return cut
 
     # Reporting ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ __all__ = ["Options", "parse"]
 _EPILOG = """examples:
   python -m engine.serve --pool smollm2-135m --model var/models/smollm2-135m.gguf --redis-url redis://127.0.0.1:6379/0
   python -m engine.serve --pool all-minilm-l6-v2 --backend embedding --model var/models/all-minilm-l6-v2
+  python -m engine.serve --pool vit-base --backend image --model /path/to/vit-base-patch16-224
   python -m engine.serve --pool demo --backend simulated --simulate decode_tps=40,prefill_tps=4000,tokens=64
 
 exit status: 0 after a drain, 2 for a wrong command line, 3 when the pool serves another model card,
@@ -47,6 +48,7 @@ class Options:
     kv_memory_mib: int
     host_memory_mib: int
     context: int
+    batch_window_ms: float
     prefix_cache: bool
     whole_prefill: bool
     preempt: bool
@@ -70,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--backend",
-        choices=("causal_lm", "embedding", "simulated"),
+        choices=("causal_lm", "embedding", "image", "simulated"),
         default="causal_lm",
         help="what computes (default: %(default)s)",
     )
@@ -101,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-memory-mib", type=int, default=1024, help="memory for KV blocks on the device (default: %(default)s)")
     add("--host-memory-mib", type=int, default=512, help="host memory for parked KV blocks (default: %(default)s)")
     add("--context", type=int, default=0, help="longest context to serve (default: the model's)")
+    add(
+        "--batch-window-ms",
+        type=float,
+        default=0.0,
+        help="embeddings and images: how long the first of a step may wait for company; less when a deadline or a full "
+        "step comes first, and not at all when none is to be expected (default: %(default)s)",
+    )
     add("--no-prefix-cache", action="store_true", help="compute every prompt anew (to compare)")
     add("--whole-prefill", action="store_true", help="never split a prompt over several steps (to compare)")
     add("--no-preemption", action="store_true", help="never evict running work for a better tier (to compare)")
@@ -140,7 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if a.lease_ms < 500:
         parser.error("--lease-ms must be at least 500: the engine renews it four times a second")
     not_negative = (a.threads, a.max_rows, a.max_step_tokens, a.context, a.host_memory_mib, a.drain_seconds)
-    if min(not_negative) < 0 or a.kv_memory_mib < 1:
+    if min(*not_negative, a.batch_window_ms) < 0 or a.kv_memory_mib < 1:
         parser.error("sizes, counts and seconds can't be negative, and KV blocks need at least 1 MiB")
     return Options(
         pool=a.pool,
@@ -162,6 +171,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         kv_memory_mib=a.kv_memory_mib,
         host_memory_mib=a.host_memory_mib,
         context=a.context,
+        batch_window_ms=a.batch_window_ms,
         prefix_cache=not a.no_prefix_cache,
         whole_prefill=a.whole_prefill,
         preempt=not a.no_preemption,

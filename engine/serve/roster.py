@@ -6,13 +6,13 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from engine.backends.contract import Backend, Constraining, Extras
+from engine.backends.contract import Backend, Constraining, Extras, Seeing
 from engine.protocol.events import Event, Kind
 from engine.protocol.messages import Delta, TokenLogprob, encode
 from engine.scheduler.contract import Advance, Scheduling
 from engine.scheduler.step import StepOutcome, StepPlan
 from engine.serve.active import Active, Choice
-from engine.serve.link import Arrived, Parcel
+from engine.serve.link import Arrived, Parcel, Prepared
 from engine.text import Tokenizer
 
 __all__ = ["Roster"]
@@ -28,7 +28,7 @@ class Roster:
         tokenizer: Tokenizer,
         engine: str,
         wall_ms: Callable[[], int],
-        tell_prepared: Callable[[str, str], None],
+        tell_prepared: Callable[[Prepared], None],
     ) -> None:
         self.backend, self.scheduler, self.tokenizer = backend, scheduler, tokenizer
         self.engine, self.wall_ms, self.tell_prepared = engine, wall_ms, tell_prepared
@@ -38,13 +38,19 @@ class Roster:
         self.made: dict[str, int] = {}
         """Output tokens ever sent, by `tier:tenant`."""
         self._unready: set[str] = set()
-        """Requests whose constraint is still being compiled: they have no sequences yet."""
+        """Requests whose constraint is still being compiled, or whose images decoded: they have no sequences yet."""
         self._next_sequence = 0
         self._next_group = 0
 
     def take_parcel(self) -> Parcel:
         parcel, self.parcel = self.parcel, Parcel()
         return parcel
+
+    @property
+    def preparing(self) -> int:
+        """Sequences there will be of requests that are not ready."""
+        works = (self.requests[request].work for request in self._unready)
+        return sum(len(work.prompts) * work.n for work in works)
 
     def running_by_tier(self) -> dict[str, int]:
         """Open sequences by tier name. Reads copies, so another thread may call it."""
@@ -74,26 +80,47 @@ class Roster:
             self._prepare(active, now)
 
     def _prepare(self, active: Active, now: float) -> None:
-        """Submit, at once or when the request's constraint is compiled: no step waits for that."""
+        """Submit, at once or when its constraint is compiled or its images are decoded: no step waits for that."""
         request, grammar = active.work.request, active.work.sampling.grammar
-        if not grammar:
+        if active.work.kind == "image":
+            self._look(active, now)
+        elif not grammar:
             self._submit(active, now)
         elif not isinstance(self.backend, Constraining):
             self.fail(active, "error", "unsupported", "this engine can't constrain its answers", now)
-        elif self.backend.prepare(grammar, partial(self.tell_prepared, request)):
+        elif self.backend.prepare(grammar, partial(self._tell_compiled, request)):
             self._submit(active, now)
         else:
             self._unready.add(request)
 
-    def prepared(self, request: str, reason: str, now: float) -> None:
-        """The constraint of a request is compiled, or can't be. The request may be gone by now."""
+    def _look(self, active: Active, now: float) -> None:
+        work = active.work
+        if not isinstance(self.backend, Seeing):
+            self.fail(active, "error", "unsupported", "this engine takes no images", now)
+        elif len(work.images) != len(work.prompts):
+            self.fail(active, "error", "bad_work", "there is not one image for each prompt", now)
+        else:
+            self._unready.add(work.request)
+            self.backend.look(work.images, work.tier_rank, partial(self._tell_seen, work.request))
+
+    def _tell_compiled(self, request: str, reason: str) -> None:
+        """Called from any thread, as the next one is."""
+        self.tell_prepared(Prepared(request, reason, "invalid_grammar"))
+
+    def _tell_seen(self, request: str, pixels: tuple[bytes, ...], code: str, reason: str) -> None:
+        self.tell_prepared(Prepared(request, reason, code, pixels))
+
+    def prepared(self, prepared: Prepared, now: float) -> None:
+        """What a request waited for is there, or can't be. The request may be gone by now."""
+        request = prepared.request
         if request not in self._unready:
             return
         self._unready.discard(request)
         active = self.requests[request]
-        if reason:
-            self.fail(active, "error", "invalid_grammar", reason, now)
+        if prepared.reason:
+            self.fail(active, "error", prepared.code, prepared.reason, now)
         else:
+            active.pixels = prepared.pixels
             self._submit(active, now)
 
     def _submit(self, active: Active, now: float) -> None:
