@@ -183,9 +183,8 @@ class Stack:
 
     def _uvicorn(self, application: str, port: int) -> list[str]:
         arguments = ["-m", "uvicorn", f"gateway.asgi:{application}", "--host", self.options.host, "--port", str(port)]
+        arguments += ["--http", "gateway.api.protocol:JsonErrors"]
         # Longer than a reverse proxy keeps an idle connection (nginx: 60 s), else it reuses one that we just closed.
-        if application == "data":
-            arguments += ["--http", "gateway.api.protocol:JsonErrors"]
         arguments += ["--timeout-keep-alive", "75", "--timeout-graceful-shutdown", str(GRACE_S)]
         return [*arguments, "--no-access-log", "--no-server-header"]
 
