@@ -19,6 +19,7 @@ from django.urls import path, re_path  # noqa: E402
 from gateway.api.cors import cross_origin  # noqa: E402
 from gateway.api.handler import DataHandler, DataRequest  # noqa: E402
 from gateway.api.sockets import StreamConsumer, UnknownSocket  # noqa: E402
+from gateway.bounded import bounded  # noqa: E402
 from gateway.observability.redaction import Redact  # noqa: E402
 from gateway.plane import lifespan  # noqa: E402
 
@@ -43,4 +44,4 @@ async def data(scope: Any, receive: Any, send: Any) -> None:
 
 
 # Console and management speak HTTP; their push is server-sent events, so the router needs no socket yet.
-console = ProtocolTypeRouter({"http": ASGIHandler()})
+console = ProtocolTypeRouter({"http": bounded(ASGIHandler(), settings.SLUICE_MAX_BODY_BYTES)})

@@ -1,4 +1,4 @@
-"""The bounds on what precedes a request, with the protocol in this process so that its clock can be hurried."""
+"""The bounds on what a client may send and how slowly; the server is in this process so that its clock is ours."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+from django.core.handlers.asgi import ASGIHandler
 from uvicorn.server import ServerState
 
 from gateway.api import protocol
+from gateway.bounded import bounded
 
 
 async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -21,9 +23,9 @@ async def slow(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"end"})
 
 
-async def converse(first: bytes) -> bytes:
+async def converse(first: bytes, application: Any = slow) -> bytes:
     """All that a server says to a client that sends this and no more."""
-    config = uvicorn.Config(slow, lifespan="off", timeout_keep_alive=1)
+    config = uvicorn.Config(application, lifespan="off", timeout_keep_alive=1)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: protocol.JsonErrors(config, ServerState(), {}), "127.0.0.1", 0)
     try:
@@ -49,3 +51,22 @@ def test_an_answer_is_not_cut_off_by_the_head_of_the_next_request(monkeypatch: p
     heard = asyncio.run(converse(b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP"))
     assert heard.startswith(b"HTTP/1.1 200") and b"end\r\n0\r\n" in heard
     assert heard.count(b"HTTP/1.1 ") == 2 and b"HTTP/1.1 408" in heard
+
+
+_SIGN_IN = b"POST /login/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [
+        (b"Content-Length: 100\r\n\r\nusername=", 408),
+        (b"Transfer-Encoding: chunked\r\n\r\n9\r\nusername=\r\n", 408),
+        (b"Content-Length: 10000000\r\n\r\n" + b"a" * 1001, 413),
+        (b"Transfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"a" * 1001 + b"\r\n", 413),
+    ],
+)
+def test_the_console_does_not_wait_for_a_body_that_does_not_come_nor_keep_one_that_does_not_end(
+    rest: bytes, status: int
+) -> None:
+    heard = asyncio.run(converse(_SIGN_IN + rest, bounded(ASGIHandler(), 1000, timeout_s=0.2)))
+    assert heard.startswith(b"HTTP/1.1 %d " % status) and b"connection: close" in heard
