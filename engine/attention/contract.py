@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["HeadShape", "KVStore", "Kernels", "PagedBatch", "hadamard"]
+__all__ = ["HeadShape", "KVStore", "Kernels", "PagedBatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +96,6 @@ class Kernels(Protocol):
         """[T, F/2]: silu(first half) times second half."""
         ...
 
-    def quantize_rows(self, x_TD: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
-        """(uint8 levels [T, D], float32 scales [T]): level = 128 + round(x / scale), scale = largest |x| / 127.
-
-        With `turn`, x is `hadamard(x)` first.
-        """
-        ...
-
-    def scale_rows(self, sums_TO: Tensor, scale_T: Tensor, bias_O: Tensor | None) -> Tensor:
-        """[T, O] in the model's dtype: float32 sums times their row's scale, plus the float32 bias."""
-        ...
-
     def read(self, store: KVStore, blocks_N: Tensor) -> Tensor:
         """[N · block size, layers, 2, kv_heads, head_dim]: what these blocks hold, by token, for comparison."""
         ...
-
-
-def hadamard(x_TD: Tensor) -> Tensor:
-    """x times an orthogonal, symmetric matrix that spreads each number over the run it is in.
-
-    A run is as long as the largest power of two that divides D, and goes through a Walsh-Hadamard transform.
-    """
-    run = x_TD.shape[-1] & -x_TD.shape[-1]
-    y = x_TD.reshape(*x_TD.shape[:-1], -1, run)
-    step = 1
-    while step < run:
-        first, second = y.unflatten(-1, (-1, 2, step)).unbind(-2)
-        y = torch.stack([first + second, first - second], dim=-2).flatten(-3)
-        step *= 2
-    return (y * run**-0.5).reshape(x_TD.shape)

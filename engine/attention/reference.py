@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.attention.contract import KVStore, PagedBatch, hadamard
+from engine.attention.contract import KVStore, PagedBatch
 
 __all__ = ["ReferenceKernels"]
 
@@ -56,15 +56,6 @@ class ReferenceKernels:
     def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
         gate, up = gate_up_TF.chunk(2, dim=-1)
         return (torch.nn.functional.silu(gate.float()) * up.float()).to(self._dtype)
-
-    def quantize_rows(self, x_TD: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
-        values_TD = hadamard(x_TD.float()) if turn else x_TD.float()
-        scale_T = (values_TD.abs().amax(-1) / 127).clamp_min(1e-12)
-        return (values_TD / scale_T.unsqueeze(1)).round().add(128).to(torch.uint8), scale_T
-
-    def scale_rows(self, sums_TO: Tensor, scale_T: Tensor, bias_O: Tensor | None) -> Tensor:
-        values_TO = sums_TO * scale_T.unsqueeze(1)
-        return (values_TO if bias_O is None else values_TO + bias_O).to(self._dtype)
 
     def read(self, store: KVStore, blocks_N: Tensor) -> Tensor:
         return store.data[blocks_N].movedim(4, 1).flatten(0, 1)

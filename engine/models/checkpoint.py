@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:  # pulling a model must not wait for torch
     import torch
 
+    from engine.products import Blocks
+
 __all__ = ["Checkpoint", "DecoderConfig", "ModelError", "TextAssets", "need"]
 
 
@@ -92,6 +94,10 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor as float32 (a copy, or memory-mapped when it is stored so). Raises `ModelError` when missing."""
+        ...
+
+    def blocks(self, name: str) -> Blocks:
+        """One matrix in blocks of 4 or 8 bits: as it is stored, or rounded to 8. Raises `ModelError`."""
         ...
 
     def content_hash(self) -> str:

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from engine.models.checkpoint import DecoderConfig, ModelError, need
-from engine.models.gguf_format import GGUFFile
+from engine.models.gguf_format import GGUFFile, TensorInfo
 from engine.models.gguf_tokenizer import text_assets
 from engine.models.hashing import file_sha256
+from engine.models.rounding import as_stored, rounded
+from engine.products import Blocks
 
 __all__ = ["GGUFCheckpoint"]
 
@@ -48,16 +50,28 @@ class GGUFCheckpoint:
         self.text = text_assets(metadata, str(path))
 
     def tensor(self, name: str) -> torch.Tensor:
+        return self._in_our_order(name, self._file.dequantised(self._info(name)))
+
+    def blocks(self, name: str) -> Blocks:
+        info = self._info(name)
+        stored = as_stored(info.kind, self._file.raw(info))
+        if stored is None:
+            return rounded(self.tensor(name), f"{self.path}: {name}")
+        return Blocks(stored.bits, self._in_our_order(name, stored.rows.numpy()))
+
+    def _info(self, name: str) -> TensorInfo:
         info = self._file.tensors.get(_gguf_name(name))
         if info is None:
             raise ModelError(f"{self.path}: the tensor {_gguf_name(name)} is missing")
-        array = self._file.dequantised(info)
+        return info
+
+    def _in_our_order(self, name: str, rows: np.ndarray) -> torch.Tensor:
         if self.config.architecture in _INTERLEAVED:
             if ".self_attn.q_proj." in name:
-                array = _split_halves(array, self.config.heads)
+                rows = _split_halves(rows, self.config.heads)
             elif ".self_attn.k_proj." in name:
-                array = _split_halves(array, self.config.kv_heads)
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
+                rows = _split_halves(rows, self.config.kv_heads)
+        return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
 
     def content_hash(self) -> str:
         return file_sha256(self.path)

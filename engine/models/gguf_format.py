@@ -55,14 +55,17 @@ class GGUFFile:
         except UnicodeDecodeError as error:
             raise ModelError(f"{path}: the file is corrupt: a name is not text") from error
 
+    def raw(self, info: TensorInfo) -> np.ndarray:
+        """The tensor's bytes, a view of the file, uint8 [all but the last axis of its shape, bytes]."""
+        return np.frombuffer(self._map, np.uint8, info.size_bytes, info.offset).reshape(*info.shape[:-1], -1)
+
     def dequantised(self, info: TensorInfo) -> np.ndarray:
         """The tensor as float32; a view of the file when it is stored so."""
-        raw = np.frombuffer(self._map, np.uint8, info.size_bytes, info.offset)
+        raw = self.raw(info)
         if info.kind == gguf.GGMLQuantizationType.F32:
             return raw.view(np.float32).reshape(info.shape)
         try:
-            rows = raw.reshape(*info.shape[:-1], -1)
-            return np.ascontiguousarray(gguf.dequantize(rows, info.kind), np.float32).reshape(info.shape)
+            return np.ascontiguousarray(gguf.dequantize(raw, info.kind), np.float32).reshape(info.shape)
         except NotImplementedError as error:
             raise ModelError(f"{self.path}: tensor {info.name} has type {info.kind.name}: not supported") from error
 

@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from engine.models.checkpoint import DecoderConfig, ModelError, RopeScaling, TextAssets, need
 from engine.models.hashing import file_sha256
+from engine.models.rounding import rounded
+from engine.products import Blocks
 
 __all__ = ["FolderCheckpoint", "hash_files", "read_json", "read_tensor", "tensor_files"]
 
@@ -32,6 +34,9 @@ class FolderCheckpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         return read_tensor(self.path, self._files, name)
+
+    def blocks(self, name: str) -> Blocks:
+        return rounded(self.tensor(name), f"{self.path}: {name}")
 
     def content_hash(self) -> str:
         named = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

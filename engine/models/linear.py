@@ -1,4 +1,4 @@
-"""Matrix products with weights laid out once for the machine they run on."""
+"""Linear layers, packed once for the machine they run on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from engine.attention import Kernels
-from engine.attention.contract import hadamard
+from engine.products import BLOCK, Blocks, open_products
 
-__all__ = ["Linear", "int8_refusal", "pack_linear"]
+__all__ = ["Linear", "int8_refusal", "pack_linear", "quantised_linear", "rounded_rows"]
 
 Linear = Callable[[Tensor], Tensor]
 """[T, in] to [T, out], in the dtype of its input."""
@@ -18,28 +18,25 @@ Linear = Callable[[Tensor], Tensor]
 _ROWS_HINT = 32  # the batch oneDNN lays the weight out for; measured good from 1 to 512 rows
 
 
-def pack_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, int8: Kernels | None = None, turn: bool = False
-) -> Linear:
-    """A linear layer of float32 parameters, computed in `dtype`; with `int8` in bytes, which these kernels round.
+def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Linear:
+    """A linear layer of float32 parameters, its weights kept in `dtype`, summed in float32.
 
-    On a CPU the weight is reordered for oneDNN. Beside being faster, its kernels sum a row the same way whatever the
-    number of rows, which keeps a sequence's numbers independent of who shares its batch. `turn` is for int8: spread
-    what stands out in the input before it is rounded.
+    With AVX-512 oneDNN is best, without it our own products (oneDNN refuses bf16 there). Both sum a row the same way
+    whatever the number of rows, which keeps a sequence's numbers independent of who shares its batch.
     """
-    if int8 is not None:
-        return _int8(weight_OI, bias_O, int8, turn)
-    on_cpu = weight_OI.device.type == "cpu"
-    if on_cpu and dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return _widened(weight_OI.to(dtype), bias_O)
     weight = weight_OI.to(dtype)
     bias = None if bias_O is None else bias_O.to(dtype)
-    if on_cpu and torch.backends.mkldnn.is_available():
-        return _packed(weight, bias)
-    return lambda x: torch.nn.functional.linear(x, weight, bias)
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return lambda x: functional.linear(x, weight, bias)
+    if not torch.cpu._is_avx512_supported() and (products := open_products()) is not None:
+        return products.floats(weight, bias_O)
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        product = _reordered(weight.float(), bias_O)
+        return lambda x: product(x.float()).to(dtype)
+    return _reordered(weight, bias)
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
+def _reordered(weight: Tensor, bias: Tensor | None) -> Linear:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
     product = torch.ops.mkldnn._linear_pointwise.default
 
@@ -50,40 +47,27 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     return linear
 
 
-def _widened(weight: Tensor, bias: Tensor | None) -> Linear:
-    """bfloat16 in and out, computed in float32: what oneDNN can do on a CPU that has no bfloat16 instructions."""
-    product = pack_linear(weight.float(), bias, torch.float32)
-    return lambda x: product(x.float()).to(torch.bfloat16)
-
-
 def int8_refusal(device: str) -> str:
     """Why products in int8 are of no use here; "" when they are."""
     if torch.device(device).type != "cpu":
         return f"int8 is for CPUs; leave --quantization out on {device}"
-    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
-        return "int8 needs a torch that was built with oneDNN; leave --quantization out"
-    if not torch.cpu._is_vnni_supported():  # without it oneDNN multiplies bytes slower than floats
-        return "int8 needs a processor with AVX-512 VNNI; leave --quantization out"
     return ""
 
 
-def _int8(weight_OI: Tensor, bias_O: Tensor | None, kernels: Kernels, turn: bool) -> Linear:
-    """Weights in int8 with a scale for each output, activations in 8 bits with a scale for each row.
+def quantised_linear(blocks: Blocks, bias_O: Tensor | None) -> Linear:
+    """A linear layer of weights in blocks, its input rounded to 8 bits for each row and block: llama.cpp's arithmetic.
 
-    oneDNN multiplies unsigned by signed bytes (other signs it computes a hundred times slower): the activations' levels
-    lie around 128, and what this adds to the result, the same for every row, is the product's bias.
+    Without a compiler torch multiplies the same rounded numbers in float32: as exact, but slow.
     """
-    turned_OI = hadamard(weight_OI.float()) if turn else weight_OI.float()
-    scale_O = (turned_OI.abs().amax(1) / 127).clamp_min(1e-12)
-    bytes_OI = (turned_OI / scale_O.unsqueeze(1)).round().to(torch.int8)
-    middle_O = -128 * scale_O * bytes_OI.sum(1)
-    packed = torch.ops.onednn.qlinear_prepack(bytes_OI, None)
-    zeros_O = torch.zeros(len(scale_O), dtype=torch.int64)
-    product = torch.ops.onednn.qlinear_pointwise.default
+    if (products := open_products()) is not None:
+        return products.levels(blocks, bias_O)
+    weight_OI = blocks.floats()
+    return lambda x: functional.linear(rounded_rows(x), weight_OI, bias_O).to(x.dtype)
 
-    def linear(x: Tensor) -> Tensor:
-        levels, scale_T = kernels.quantize_rows(x, turn)
-        sums = product(levels, 1.0, 0, packed, scale_O, zeros_O, middle_O, 1.0, 0, torch.float32, "none", [], "")
-        return kernels.scale_rows(sums, scale_T, bias_O)
 
-    return linear
+def rounded_rows(x_TI: Tensor) -> Tensor:
+    """float32: every block of 32 numbers as the nearest of 255 levels, the largest at ±127."""
+    blocks_TBb = x_TI.float().unflatten(-1, (-1, BLOCK))
+    scale_TB1 = blocks_TBb.abs().amax(-1, keepdim=True) / 127
+    levels_TBb = (blocks_TBb / scale_TB1.clamp_min(1e-38)).round()
+    return (levels_TBb * scale_TB1).flatten(-2)

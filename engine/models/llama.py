@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from engine.attention import HeadShape, Kernels, KVStore, PagedBatch
 from engine.models.checkpoint import Checkpoint, DecoderConfig, ModelError
-from engine.models.linear import Linear, pack_linear
-from engine.models.turned import TurnedCheckpoint
+from engine.models.linear import Linear, pack_linear, quantised_linear
+from engine.products import Blocks
 
 __all__ = ["Llama"]
 
@@ -41,21 +42,18 @@ class Llama:
         int8: bool = False,
         device: str = "cpu",
     ) -> None:
-        if int8:
-            checkpoint = TurnedCheckpoint(checkpoint)
         config = checkpoint.config
         self.config = config
         self.shape = HeadShape(config.heads, config.kv_heads, config.head_dim)
         self.dtype = dtype
         self._kernels = kernels
         read = _Reader(checkpoint, device)
-        embedding = read("model.embed_tokens.weight", config.vocab_size, config.hidden)
-        head = embedding if config.tied_output else read("lm_head.weight", config.vocab_size, config.hidden)
-        self._embedding = embedding.to(dtype)
-        rounding = kernels if int8 else None
-        self._head = pack_linear(head, None, dtype, int8=rounding)
+        self._embedding = read("model.embed_tokens.weight", config.vocab_size, config.hidden).to(dtype)
+        make = _LayerMaker(read, dtype, int8)
+        head = "model.embed_tokens.weight" if config.tied_output else "lm_head.weight"
+        self._head = make([(head, config.vocab_size)], config.hidden)
         self._norm = read("model.norm.weight", config.hidden)
-        self._layers = [_read_layer(read, config, number, dtype, rounding) for number in range(config.layers)]
+        self._layers = [_read_layer(read, make, config, number) for number in range(config.layers)]
         self._rotary_PD = rotary_table(config, context_length).to(device)
 
     def forward(self, tokens_T: Tensor, batch: PagedBatch, store: KVStore, rows_R: Tensor | None) -> Tensor | None:
@@ -98,32 +96,54 @@ class _Reader:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         tensor = self._checkpoint.tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"{self._checkpoint.path}: {name} has shape {tuple(tensor.shape)}, not {shape}")
+        self._check(name, tuple(tensor.shape), shape)
         return tensor.to(self._device)
 
+    def blocks(self, name: str, *shape: int) -> Blocks:
+        blocks = self._checkpoint.blocks(name)
+        self._check(name, blocks.shape, shape)
+        return blocks
 
-def _read_layer(read: _Reader, config: DecoderConfig, number: int, dtype: torch.dtype, int8: Kernels | None) -> _Layer:
+    def _check(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        if found != wanted:
+            raise ModelError(f"{self._checkpoint.path}: {name} has shape {found}, not {wanted}")
+
+
+class _LayerMaker:
+    """One linear layer of the weights of all `parts` (name, outputs), stacked: what shares an input is one product."""
+
+    def __init__(self, read: _Reader, dtype: torch.dtype, int8: bool) -> None:
+        self._read, self._dtype, self._int8 = read, dtype, int8
+
+    def __call__(self, parts: Sequence[tuple[str, int]], inputs: int, bias: Tensor | None = None) -> Linear:
+        if self._int8:
+            stacked = Blocks.stacked([self._read.blocks(name, outputs, inputs) for name, outputs in parts])
+            return quantised_linear(stacked, bias)
+        weight = torch.cat([self._read(name, outputs, inputs) for name, outputs in parts])
+        return pack_linear(weight, bias, self._dtype)
+
+
+def _read_layer(read: _Reader, make: _LayerMaker, config: DecoderConfig, number: int) -> _Layer:
     prefix = f"model.layers.{number}."
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    parts = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
-    qkv = torch.cat([read(f"{prefix}self_attn.{part}.weight", rows, config.hidden) for part, rows in parts])
-    bias = (
-        torch.cat([read(f"{prefix}self_attn.{part}.bias", rows) for part, rows in parts]) if config.qkv_bias else None
+    queries, keys, hidden, wide = (
+        config.heads * config.head_dim,
+        config.kv_heads * config.head_dim,
+        config.hidden,
+        config.intermediate,
     )
-    gate_up = torch.cat(
-        [read(f"{prefix}mlp.{part}.weight", config.intermediate, config.hidden) for part in ("gate_proj", "up_proj")]
-    )
-    down = read(f"{prefix}mlp.down_proj.weight", config.hidden, config.intermediate)
+    qkv = [
+        (f"{prefix}self_attn.{part}", rows) for part, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
+    ]
+    bias = torch.cat([read(f"{part}.bias", rows) for part, rows in qkv]) if config.qkv_bias else None
     return _Layer(
-        attention_norm=read(f"{prefix}input_layernorm.weight", config.hidden),
-        qkv=pack_linear(qkv, bias, dtype, int8=int8),
+        attention_norm=read(f"{prefix}input_layernorm.weight", hidden),
+        qkv=make([(f"{part}.weight", rows) for part, rows in qkv], hidden, bias),
         q_norm=read(f"{prefix}self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
         k_norm=read(f"{prefix}self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
-        output=pack_linear(read(f"{prefix}self_attn.o_proj.weight", config.hidden, queries), None, dtype, int8=int8),
-        feed_forward_norm=read(f"{prefix}post_attention_layernorm.weight", config.hidden),
-        gate_up=pack_linear(gate_up, None, dtype, int8=int8),
-        down=pack_linear(down, None, dtype, int8=int8, turn=True),
+        output=make([(f"{prefix}self_attn.o_proj.weight", hidden)], queries),
+        feed_forward_norm=read(f"{prefix}post_attention_layernorm.weight", hidden),
+        gate_up=make([(f"{prefix}mlp.{part}_proj.weight", wide) for part in ("gate", "up")], hidden),
+        down=make([(f"{prefix}mlp.down_proj.weight", hidden)], wide),
     )
 
 

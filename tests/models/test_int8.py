@@ -1,36 +1,27 @@
-"""int8: the operations against their specification, the turned model against the plain one, the loss against fp32."""
+"""int8: weights kept as the file has them, activations in 8 bits: the loss against fp32, texts alone and in company."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
 from engine.attention import HeadShape, choose_kernels
-from engine.attention.contract import hadamard
-from engine.attention.cpu import CpuKernels
-from engine.attention.reference import ReferenceKernels
 from engine.backends.causal_lm import CausalLM
 from engine.models import Checkpoint, ModelError, open_checkpoint
 from engine.models.architectures import Decoder, build_decoder
-from engine.models.linear import int8_refusal, pack_linear
-from engine.models.turned import TurnedCheckpoint
+from engine.models.linear import int8_refusal, quantised_linear, rounded_rows
+from engine.models.loss import TEXTS, losses
+from engine.models.rounding import as_stored, rounded
+from engine.products import Blocks
 from engine.text import Tokenizer
-from tests.models.test_agreement import packed_logits
 from tests.runner.driver import Driver, greedy
 
-needs_int8 = pytest.mark.skipif(bool(int8_refusal("cpu")), reason=int8_refusal("cpu"))
-TEXTS = [
-    "The harbour master wrote down every ship that came in before noon, and by the end of the week he had filled",
-    "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n    return ordered[middle]\n",
-    "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen. The reaction takes place in the",
-    "Q: A train leaves at 14:35 and needs 2 hours and 50 minutes. When does it arrive?\nA: It arrives at",
-    "Der alte Leuchtturm stand seit zweihundert Jahren auf dem Felsen, und niemand wusste mehr, wer ihn",
-    '{"order": 4711, "items": [{"name": "screw M4", "count": 200}, {"name": "nut M4", "count": 200}], "paid":',
-]
-KL_BOUND = 0.015
-"""Nats, mean over all positions of TEXTS; 0.0113 was measured with bf16 between the layers."""
+KL_BOUND = 0.006
+"""Nats, mean over all positions of TEXTS; docs/benchmarks.md states what was measured."""
 
 
 @pytest.fixture(scope="module")
@@ -38,86 +29,59 @@ def checkpoint(model_file: Path) -> Checkpoint:
     return open_checkpoint(model_file)
 
 
-def decoder(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, quantization: str = "none") -> Decoder:
+def decoder(checkpoint: Checkpoint, quantization: str) -> Decoder:
     config = checkpoint.config
     shape, widths = HeadShape(config.heads, config.kv_heads, config.head_dim), (config.hidden, config.intermediate)
-    kernels = choose_kernels("cpu", dtype, shape, block_size=16, widths=widths, threads=1)
-    return build_decoder(checkpoint, kernels, dtype, 512, quantization=quantization)
+    kernels = choose_kernels("cpu", torch.float32, shape, block_size=16, widths=widths, threads=1)
+    return build_decoder(checkpoint, kernels, torch.float32, 512, quantization=quantization)
 
 
-def logits(model: Decoder, ids: list[list[int]]) -> torch.Tensor:
-    return torch.cat(packed_logits(model, ids)).float()
+def test_loss_against_fp32(checkpoint: Checkpoint) -> None:
+    found = losses(checkpoint, TEXTS, dtype="bf16")
+    assert found.nats.mean() < KL_BOUND
+    assert found.same_first > 0.93
 
 
-@pytest.fixture(scope="module")
-def ids(checkpoint: Checkpoint) -> list[list[int]]:
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.text.tokenizer)
-    return [tokenizer.encode(text).ids for text in TEXTS]
-
-
-@pytest.fixture(scope="module")
-def expected(checkpoint: Checkpoint, ids: list[list[int]]) -> torch.Tensor:
-    return logits(decoder(checkpoint), ids)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("turn", [False, True])
-def test_rounding_is_as_specified(dtype: torch.dtype, turn: bool) -> None:
-    torch.manual_seed(3)
-    ours, wanted = CpuKernels(dtype, 2), ReferenceKernels(dtype)
-    x = (torch.randn(40, 576) * torch.logspace(-2, 3, 40).unsqueeze(1)).to(dtype)
-    x[5] = 0
-    (levels, scale), (want_levels, want_scale) = ours.quantize_rows(x, turn), wanted.quantize_rows(x, turn)
-    torch.testing.assert_close(scale, want_scale, rtol=1e-5, atol=0)
-    assert (levels.int() - want_levels.int()).abs().max() <= 1  # where a number lies between two levels
-    assert (levels != want_levels).float().mean() < 1e-3
-    sums, bias = torch.randn(40, 100), torch.randn(100)
-    for term in (None, bias):
-        torch.testing.assert_close(ours.scale_rows(sums, scale, term), wanted.scale_rows(sums, scale, term))
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_blocks_are_the_numbers_of_the_file(kind: str) -> None:
+    quantisation = gguf.GGMLQuantizationType[kind]
+    weight = np.random.default_rng(1).normal(size=(33, 96)).astype(np.float32)
+    raw = gguf.quantize(weight, quantisation)
+    blocks = as_stored(quantisation, raw)
+    assert blocks is not None
+    assert blocks.shape == (33, 96)
+    torch.testing.assert_close(blocks.floats(), torch.from_numpy(gguf.dequantize(raw, quantisation)), rtol=1e-6, atol=0)
+    assert as_stored(gguf.GGMLQuantizationType.Q6_K, raw) is None
 
 
-@pytest.mark.parametrize("width", [16, 40, 576, 1536])
-def test_the_turn_is_its_own_inverse(width: int) -> None:
-    x = torch.randn(3, width, dtype=torch.float64)
-    torch.testing.assert_close(hadamard(hadamard(x)), x)
-    torch.testing.assert_close(hadamard(x).norm(dim=1), x.norm(dim=1))
+def test_a_models_blocks_are_its_tensors(checkpoint: Checkpoint) -> None:
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj"):
+        name = f"model.layers.3.{name}.weight"
+        blocks = checkpoint.blocks(name)
+        assert blocks.bits == 4
+        torch.testing.assert_close(blocks.floats(), checkpoint.tensor(name), rtol=1e-5, atol=1e-7)
 
 
-@needs_int8
-def test_a_layer_of_bytes_is_close_to_one_of_floats_and_alone_as_in_company() -> None:
-    torch.manual_seed(4)
-    weight, bias, x = torch.randn(96, 192), torch.randn(96), torch.randn(33, 192)
-    x[:, 7] *= 50  # one lane that stands out
-    wanted = x @ weight.T + bias
-    for turn, bound in ((True, 0.02), (False, 0.08)):
-        layer = pack_linear(weight, bias, torch.float32, int8=ReferenceKernels(torch.float32), turn=turn)
-        result = layer(x)
-        assert (result - wanted).norm() / wanted.norm() < bound
-        assert all(torch.equal(layer(x[r : r + 1])[0], result[r]) for r in range(len(x)))
+def test_stacking_what_is_unequal_rounds_to_eight_bits() -> None:
+    weight = torch.randn(16, 64)
+    eight = Blocks.rounded(weight)
+    assert (eight.floats() - weight).abs().max() < weight.abs().max() / 127
+    four = Blocks(4, torch.randint(0, 50, (8, 40), dtype=torch.uint8))
+    stacked = Blocks.stacked([four, eight])
+    assert (stacked.bits, stacked.shape) == (8, (24, 64))
+    assert (stacked.floats()[:8] - four.floats()).abs().max() <= four.floats().abs().max() / 127
+    with pytest.raises(ModelError, match="this one: int8 is not possible: rows of 40"):
+        rounded(torch.randn(2, 40), "this one")
 
 
-def test_turned_is_the_same_model(checkpoint: Checkpoint, ids: list[list[int]], expected: torch.Tensor) -> None:
-    assert (
-        logits(decoder(TurnedCheckpoint(checkpoint)), ids[:2]) - expected[: sum(map(len, ids[:2]))]
-    ).abs().max() < 5e-3
+def test_without_a_compiler_torch_multiplies_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, bias, x = Blocks.rounded(torch.randn(48, 96)), torch.randn(48), torch.randn(5, 96)
+    wanted = quantised_linear(blocks, bias)(x)
+    monkeypatch.setattr("engine.models.linear.open_products", lambda: None)
+    torch.testing.assert_close(quantised_linear(blocks, bias)(x), wanted, rtol=1e-4, atol=1e-4)
+    assert rounded_rows(torch.zeros(1, 32)).tolist() == [[0.0] * 32]
 
 
-@needs_int8
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_loss_against_fp32(
-    checkpoint: Checkpoint, ids: list[list[int]], expected: torch.Tensor, dtype: torch.dtype
-) -> None:
-    wanted = expected.log_softmax(-1)
-    ours = logits(decoder(checkpoint, dtype, "int8"), ids).log_softmax(-1)
-    loss = (wanted.exp() * (wanted - ours)).sum(-1)
-    print(f"KL int8 {dtype}: mean {loss.mean():.5f}, p99 {loss.quantile(0.99):.4f}, largest {loss.max():.4f}")
-    assert loss.mean() < KL_BOUND
-    assert (ours.argmax(-1) == wanted.argmax(-1)).float().mean() > 0.9
-
-
-@needs_int8
 def test_batch_mates_and_chunks_change_no_text(model_file: Path) -> None:
     backend = CausalLM.load(
         model_file, threads=1, dtype="fp32", quantization="int8", kv_memory_bytes=100 << 20, device="cpu"
@@ -128,10 +92,8 @@ def test_batch_mates_and_chunks_change_no_text(model_file: Path) -> None:
     assert [one.output for one in Driver(backend, chunk=7).run(prompts, [greedy(6)] * 4)] == alone
 
 
-def test_what_cannot_be_done_is_said(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_done_is_said(checkpoint: Checkpoint) -> None:
     with pytest.raises(ModelError, match="unknown quantization 'int3'"):
-        decoder(checkpoint, quantization="int3")
+        decoder(checkpoint, "int3")
     assert "for CPUs" in int8_refusal("cuda")
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(ModelError, match="AVX-512 VNNI"):
-        decoder(checkpoint, quantization="int8")
+    assert int8_refusal("cpu") == ""

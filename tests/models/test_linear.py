@@ -1,27 +1,138 @@
-"""Linear layers on whatever processor this is."""
+"""Packed products against double precision, over shapes and variants: alone, in company and on several threads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from engine.models.linear import pack_linear
+from engine.models.linear import pack_linear, rounded_rows
+from engine.products import Blocks, Packed, Products, open_products
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
+"""Of the whole result's size. Half the distance of neighbouring numbers is 6e-8 and 2e-3 of theirs."""
+rows, outputs = st.integers(1, 70), st.sampled_from([1, 7, 16, 33, 100])
 
 
-@pytest.mark.parametrize("without_bf16", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layer_is_exact_enough_and_alone_as_in_company(
-    dtype: torch.dtype, without_bf16: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def products() -> Products:
+    found = open_products()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_blocks(bits: int, outputs: int, inputs: int) -> Blocks:
+    if bits == 8:
+        return Blocks.rounded(torch.randn(outputs, inputs))
+    raw = torch.randint(256, (outputs, inputs // 32, 20), dtype=torch.uint8)
+    raw[..., :4] = torch.randn(outputs, inputs // 32, 2).half().view(torch.uint8)
+    return Blocks(4, raw.flatten(1))
+
+
+def assert_close(result: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    assert result.dtype == dtype
+    assert (result.double() - wanted).norm() <= TOLERANCE[dtype] * wanted.norm()
+
+
+def assert_alone_as_in_company(layer: Packed, x: torch.Tensor, result: torch.Tensor) -> None:
+    for count in {1, 2, 3, 5, 6, 8, 13} & set(range(1, len(x))):
+        assert torch.equal(layer(x[-count:]), result[-count:])
+
+
+@settings(derandomize=True, max_examples=20, deadline=None)
+@given(rows, outputs, st.sampled_from([32, 96, 800]), st.sampled_from([4, 8]), st.sampled_from(DTYPES))
+def test_levels(rows: int, outputs: int, inputs: int, bits: int, dtype: torch.dtype) -> None:
+    products = open_products()
+    assert products is not None
+    torch.manual_seed(rows)
+    blocks, bias = random_blocks(bits, outputs, inputs), torch.randn(outputs)
+    x = (torch.randn(rows, inputs) * torch.logspace(-3, 3, rows).unsqueeze(1)).to(dtype)
+    x[0, :32] = 0
+    wanted = rounded_rows(x).double() @ blocks.floats().double().T + bias
+    for variant in products.variants():
+        layer = products.levels(blocks, bias, variant=variant)
+        result = layer(x)
+        # A number halfway between two levels may be rounded either way, hence more than float's own error.
+        assert (result.double() - wanted).norm() <= (TOLERANCE[dtype] + 2e-4) * wanted.norm()
+        assert_alone_as_in_company(layer, x, result)
+
+
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(rows, outputs, st.sampled_from([1, 40, 800]), st.sampled_from(DTYPES))
+def test_floats(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    products = open_products()
+    assert products is not None
+    torch.manual_seed(rows)
+    weight, bias, x = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs), torch.randn(rows, inputs).to(dtype)
+    layer = products.floats(weight, bias)
+    result = layer(x)
+    assert_close(result, x.double() @ weight.double().T + bias, dtype)
+    assert_alone_as_in_company(layer, x, result)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 20, 200])
+def test_threads_change_no_bit(products: Products, threads: None, count: int, rows: int) -> None:
+    torch.manual_seed(rows)
+    layers: list[tuple[Packed, torch.dtype]] = [
+        (products.levels(random_blocks(4, 700, 768)), torch.float32),
+        (products.levels(random_blocks(8, 700, 768)), torch.bfloat16),
+        (products.floats(torch.randn(700, 768).bfloat16()), torch.bfloat16),
+    ]
+    for layer, dtype in layers:
+        x = torch.randn(rows, 768).to(dtype)
+        torch.set_num_threads(1)
+        wanted = layer(x)
+        torch.set_num_threads(count)
+        assert torch.equal(layer(x), wanted)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none_and_in_its_row(products: Products, bits: int, bad: float) -> None:
+    x = torch.randn(6, 96)
+    x[2, 50] = bad
+    for variant in products.variants():
+        result = products.levels(random_blocks(bits, 20, 96), variant=variant)(x)
+        assert result.isfinite().all(1).tolist() == [True, True, False, True, True, True]
+
+
+def test_a_variant_that_disagrees_is_not_used(products: Products, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert products.variant == products.variants()[0]
+    monkeypatch.setattr(Products, "_agrees", lambda self, variant: False)
+    assert Products().variant == 0
+
+
+def test_rows_of_another_width_are_refused(products: Products) -> None:
+    with pytest.raises(ValueError, match="rows of 64 numbers times a matrix of 96 inputs"):
+        products.levels(random_blocks(4, 16, 96))(torch.randn(2, 64))
+
+
+@pytest.mark.parametrize("avx512", [False, True])
+@pytest.mark.parametrize("compiler", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_is_right_on_any_processor(
+    dtype: torch.dtype, avx512: bool, compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if without_bf16:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: avx512)
+    if not torch.cpu._is_avx512_bf16_supported() and not avx512:
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    if not compiler:
+        monkeypatch.setattr("engine.models.linear.open_products", lambda: None)
     torch.manual_seed(4)
     weight, bias, x = torch.randn(96, 192), torch.randn(96), torch.randn(33, 192).to(dtype)
-    wanted = x.double() @ weight.to(dtype).double().T + bias.double()
     layer = pack_linear(weight, bias, dtype)
     result = layer(x)
-    assert result.dtype == dtype
-    torch.testing.assert_close(result.double(), wanted, rtol=TOLERANCE[dtype], atol=50 * TOLERANCE[dtype])
+    assert_close(result, x.double() @ weight.to(dtype).double().T + bias, dtype)
     assert all(torch.equal(layer(x[r : r + 1])[0], result[r]) for r in range(len(x)))

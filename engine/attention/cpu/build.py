@@ -1,4 +1,4 @@
-"""Compiles the C++ source beside this file, once for each source, compiler and processor."""
+"""Compiles a C++ source, once for each source, compiler and processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 
 __all__ = ["BuildError", "compiled"]
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wno-psabi")
 
 
@@ -23,24 +22,24 @@ class BuildError(Exception):
     """The kernels can't be compiled here; the reference kernels can be used instead."""
 
 
-def compiled(cache_dir: Path | None = None) -> ctypes.CDLL:
-    """The loaded library, compiled (in seconds) when the cache doesn't have it. Raises `BuildError`."""
+def compiled(source: Path, cache_dir: Path | None = None) -> ctypes.CDLL:
+    """The library of a source file, compiled (in seconds) when the cache doesn't have it. Raises `BuildError`."""
     compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
     if compiler is None:
         raise BuildError("no C++ compiler (g++ or clang++) is installed")
     folder = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "kernels"
-    library = folder / f"kernels-{_identity(compiler)}.so"
+    library = folder / f"{source.stem}-{_identity(compiler, source)}.so"
     if not library.exists():
-        _compile(compiler, library)
+        _compile(compiler, source, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"the compiled kernels can't be loaded: {error}") from error
 
 
-def _identity(compiler: str) -> str:
+def _identity(compiler: str, source: Path) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = (_SOURCE.read_text(), *_FLAGS, version, platform.machine(), _processor_flags(), str(_openmp_runtime()))
+    parts = (source.read_text(), *_FLAGS, version, platform.machine(), _processor_flags(), str(_openmp_runtime()))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
@@ -62,12 +61,12 @@ def _openmp_runtime() -> Path | None:
     return next((Path(line.split()[-1]) for line in lines if "libgomp" in line), None)
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(compiler: str, source: Path, library: Path) -> None:
     try:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-            unit, result = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
-            _run([compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(unit)])
+            unit, result = Path(scratch) / "unit.o", Path(scratch) / "unit.so"
+            _run([compiler, *_FLAGS, "-c", str(source), "-o", str(unit)])
             runtime = _openmp_runtime()
             _run([compiler, "-shared", str(unit), "-o", str(result), str(runtime) if runtime else "-fopenmp"])
             result.replace(library)  # whole or not at all, also when two engines start together

@@ -32,7 +32,6 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
-typedef uint8_t vb __attribute__((vector_size(LANES)));
 struct bf16 { uint16_t bits; };
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
@@ -121,76 +120,6 @@ void silu_mul(const T* gate_up, T* out, long rows, long width, int threads) {
     }
 }
 
-// Lane i gets v[i ^ S] + v[i], or v[i ^ S] - v[i] where it is the second of its pair.
-template <int S>
-inline vf butterfly(vf v) {
-    vf other;
-#ifdef __clang__
-    for (int i = 0; i < LANES; i++) other[i] = v[i ^ S];
-#else
-    other = __builtin_shuffle(v, lanes() ^ S);
-#endif
-    return other + ((lanes() & S) != 0 ? -v : v);
-}
-
-inline vf butterflies(vf v) {
-    v = butterfly<2>(butterfly<1>(v));
-    if constexpr (LANES > 4) v = butterfly<4>(v);
-    if constexpr (LANES > 8) v = butterfly<8>(v);
-    return v;
-}
-
-// hadamard of the contract, then 128 + round(x / scale) with the row's largest number at 127.
-template <class T>
-void quantize_rows(const T* x, uint8_t* levels, float* scales, long rows, long width, int turn, int threads) {
-    const long count = width / LANES, run = count & -count;
-#pragma omp parallel for num_threads(threads) if (rows * width > SERIAL)
-    for (long r = 0; r < rows; r++) {
-        static thread_local std::vector<vf> v;
-        v.resize(count);
-        vf peak{};
-        for (long i = 0; i < count; i++) v[i] = load(x + r * width + i * LANES);
-        if (turn) {
-            for (long i = 0; i < count; i++) v[i] = butterflies(v[i]);
-            for (long step = 1; step < run; step *= 2)
-                for (long i = 0; i < count; i += 2 * step)
-                    for (long j = i; j < i + step; j++) {
-                        const vf a = v[j], b = v[j + step];
-                        v[j] = a + b;
-                        v[j + step] = a - b;
-                    }
-            const float unit = 1.0f / std::sqrt(float(run * LANES));
-            for (long i = 0; i < count; i++) v[i] *= unit;
-        }
-        for (long i = 0; i < count; i++) {
-            const vf a = v[i] < 0 ? -v[i] : v[i];
-            peak = a > peak ? a : peak;
-        }
-        const float scale = std::max(largest(peak) / 127.0f, 1e-12f), inverse = 1.0f / scale;
-        scales[r] = scale;
-        for (long i = 0; i < count; i++) {
-            const vf rounded = v[i] * inverse + 12583040.0f;  // 1.5 * 2^23 + 128: the low byte is the level, ties to even
-            vu u;
-            std::memcpy(&u, &rounded, sizeof u);
-            const vb b = __builtin_convertvector(u, vb);
-            std::memcpy(levels + r * width + i * LANES, &b, sizeof b);
-        }
-    }
-}
-
-template <class T>
-void scale_rows(const float* sums, const float* scales, const float* bias, T* out, long rows, long width, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * width > SERIAL)
-    for (long r = 0; r < rows; r++) {
-        const float *row = sums + r * width, scale = scales[r];
-        T* target = out + r * width;
-        long i = 0;
-        for (; i + LANES <= width; i += LANES)
-            store(target + i, bias ? load(row + i) * scale + load(bias + i) : load(row + i) * scale);
-        for (; i < width; i++) store1(target + i, row[i] * scale + (bias ? bias[i] : 0.0f));
-    }
-}
-
 // Where one layer of one kv head of a block lies.
 struct Layout {
     long heads, kv_heads, dim, block_size, block_stride, layer_offset;
@@ -233,11 +162,16 @@ struct Queries {
     long limit[TILE];                        // keys that a query may see
 };
 
-// The scores of M queries with GROUP keys, at s[m * KEYS].
+// The scores of M queries with GROUP keys, at s[m * KEYS]. Few queries wait for memory: they ask early for these keys'
+// values and for the keys after them, each GROUP * dim numbers, which no hardware foresees from block to block.
 template <int M, class T>
-inline void scores(const float* q, const T* keys, long dim, long stride, float* s) {
+inline void scores(const float* q, const T* keys, const T* values, const T* next, long dim, long stride, float* s) {
     vf acc[M][SPAN] = {};
     for (long d = 0; d < dim; d++, keys += stride) {
+        if constexpr (M <= 4) {
+            __builtin_prefetch(values + d * GROUP);
+            __builtin_prefetch(next + d * stride);
+        }
         vf k[SPAN];
         for (int i = 0; i < SPAN; i++) k[i] = load(keys + i * LANES);
         for (int m = 0; m < M; m++)
@@ -297,16 +231,23 @@ inline void add_values(float* out, const float* s, const T* data, const Layout& 
 }
 
 // Vectors of a value that M queries take at a time: a power of two, at most 12 accumulators and 32 floats.
-constexpr int value_vectors(int m) { return m * 8 <= 12 && LANES == 4 ? 8 : m * 4 <= 12 && LANES <= 8 ? 4 : m <= 6 ? 2 : 1; }
+constexpr int value_vectors(int m) {
+    int vectors = 32 / LANES;
+    while (m * vectors > 12) vectors /= 2;
+    return vectors > 0 ? vectors : 1;
+}
 
 template <int M, class T>
 void round_of(Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head, long begin,
-              long end) {
+              long end, long last) {
     alignas(64) float s[M * KEYS];
     const long count = (end - begin + GROUP - 1) / GROUP * GROUP;
-    for (long k = begin; k < end; k += GROUP)
-        scores<M>(tile.q + first * at.dim, data + at.keys(table[k / at.block_size], head) + k % at.block_size, at.dim,
-                  at.block_size, s + (k - begin));
+    const auto keys = [&](long k) { return data + at.keys(table[k / at.block_size], head) + k % at.block_size; };
+    for (long k = begin; k < end; k += GROUP) {
+        const T* values = data + at.values(table[k / at.block_size], head) + k % at.block_size * at.dim;
+        const T* next = keys(k + GROUP < last ? k + GROUP : k);
+        scores<M>(tile.q + first * at.dim, keys(k), values, next, at.dim, at.block_size, s + (k - begin));
+    }
     for (int m = 0; m < M; m++) soften(tile, first + m, s + m * KEYS, tile.limit[first + m] - begin, count, at.dim);
     add_values<M, value_vectors(M)>(tile.out + first * at.dim, s, data, at, table, head, begin, end);
 }
@@ -314,10 +255,10 @@ void round_of(Queries& tile, int first, const T* data, const Layout& at, const i
 // For 1 to MICRO queries.
 template <int M, class T>
 void round_of_any(int count, Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head,
-                  long begin, long end) {
+                  long begin, long end, long last) {
     if constexpr (M > 1)
-        if (count < M) return round_of_any<M - 1>(count, tile, first, data, at, table, head, begin, end);
-    round_of<M>(tile, first, data, at, table, head, begin, end);
+        if (count < M) return round_of_any<M - 1>(count, tile, first, data, at, table, head, begin, end, last);
+    round_of<M>(tile, first, data, at, table, head, begin, end, last);
 }
 
 struct Unit { int32_t row, first, count, head; };
@@ -343,7 +284,7 @@ void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t
     for (long k = 0; k < last; k += KEYS)
         for (int m = 0; m < count; m += MICRO)
             round_of_any<MICRO>(std::min(MICRO, count - m), tile, m, data, at, table, unit.head, k,
-                                std::min(last, k + KEYS));
+                                std::min(last, k + KEYS), last);
     for (int m = 0; m < count; m++) {
         const long token = unit.first + m / group, head = unit.head * group + m % group;
         const float inverse = 1.0f / tile.mass[m];
@@ -382,14 +323,6 @@ void attention(const T* qkv, T* out, const int32_t* starts, const int32_t* conte
     }                                                                                                                  \
     extern "C" void silu_mul_##suffix(const T* gate_up, T* out, long rows, long width, int threads) {                  \
         silu_mul(gate_up, out, rows, width, threads);                                                                  \
-    }                                                                                                                  \
-    extern "C" void quantize_rows_##suffix(const T* x, uint8_t* levels, float* scales, long rows, long width,          \
-                                           int turn, int threads) {                                                    \
-        quantize_rows(x, levels, scales, rows, width, turn, threads);                                                  \
-    }                                                                                                                  \
-    extern "C" void scale_rows_##suffix(const float* sums, const float* scales, const float* bias, T* out, long rows,  \
-                                        long width, int threads) {                                                     \
-        scale_rows(sums, scales, bias, out, rows, width, threads);                                                     \
     }                                                                                                                  \
     extern "C" void rotate_and_store_##suffix(T* qkv, const float* rotary, const int32_t* positions,                   \
                                               const int64_t* slots, T* data, const Layout* at, long tokens,            \

@@ -14,6 +14,7 @@ from engine.attention.cpu.build import compiled
 
 __all__ = ["CpuKernels", "supports"]
 
+_SOURCE = Path(__file__).with_name("kernels.cpp")
 _LANES = 16
 _MAX_GROUP, _MAX_HEAD = 24, 256  # TILE and MAX_HEAD of the source
 _SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -22,8 +23,6 @@ _pointer, _long, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _SIGNATURES = {
     "add_rms_norm": (_pointer, _pointer, _pointer, _pointer, _long, _long, ctypes.c_float, _int),
     "silu_mul": (_pointer, _pointer, _long, _long, _int),
-    "quantize_rows": (_pointer, _pointer, _pointer, _long, _long, _int, _int),
-    "scale_rows": (_pointer, _pointer, _pointer, _pointer, _long, _long, _int),
     "rotate_and_store": (_pointer, _pointer, _pointer, _pointer, _pointer, _pointer, _long, _int),
     "attention": (_pointer, _pointer, _pointer, _pointer, _pointer, _long, _long, _pointer, _pointer, _int),
 }
@@ -50,13 +49,11 @@ class CpuKernels:
     name = "cpu"
     _add_rms_norm: Any
     _silu_mul: Any
-    _quantize_rows: Any
-    _scale_rows: Any
     _rotate_and_store: Any
     _attention: Any
 
     def __init__(self, dtype: torch.dtype, threads: int, cache_dir: Path | None = None) -> None:
-        library = compiled(cache_dir)
+        library = compiled(_SOURCE, cache_dir)
         self._dtype = dtype
         self._threads = threads
         self._layouts: dict[int, list[_Layout]] = {}
@@ -108,19 +105,6 @@ class CpuKernels:
         out_TF = torch.empty(rows, width // 2, dtype=self._dtype)
         self._silu_mul(gate_up_TF.data_ptr(), out_TF.data_ptr(), rows, width // 2, self._threads)
         return out_TF
-
-    def quantize_rows(self, x_TD: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
-        rows, width = x_TD.shape
-        levels_TD, scale_T = torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows)
-        self._quantize_rows(x_TD.data_ptr(), levels_TD.data_ptr(), scale_T.data_ptr(), rows, width, turn, self._threads)
-        return levels_TD, scale_T
-
-    def scale_rows(self, sums_TO: Tensor, scale_T: Tensor, bias_O: Tensor | None) -> Tensor:
-        rows, width = sums_TO.shape
-        out_TO = torch.empty(rows, width, dtype=self._dtype)
-        bias = bias_O.data_ptr() if bias_O is not None else None
-        self._scale_rows(sums_TO.data_ptr(), scale_T.data_ptr(), bias, out_TO.data_ptr(), rows, width, self._threads)
-        return out_TO
 
     def read(self, store: KVStore, blocks_N: Tensor) -> Tensor:
         data = store.data[blocks_N]

@@ -1,0 +1,139 @@
+"""The compiled products: which variant of the loops is used here, and matrices packed for them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.cpu.build import BuildError, compiled
+from engine.products.blocks import BLOCK, Blocks
+
+__all__ = ["Packed", "Products", "open_products"]
+
+_log = logging.getLogger(__name__)
+_SOURCE = Path(__file__).with_name("products.cpp")
+_PANEL = 16
+_PLAIN, _NAMES = 0, ("plain", "AVX2", "AVX-512 VNNI")
+_PANEL_BLOCK_BYTES = {4: 320, 8: 544}  # 16 outputs x 32 inputs, scales included
+_SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+class _Weights(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_long),
+        ("inputs", ctypes.c_long),
+        ("bits", ctypes.c_long),
+    ]
+
+
+class Packed:
+    """y = x·Wᵀ + bias, [T, in] to [T, out], in the dtype of x. Runs on the threads torch is set to.
+
+    A row's result is the same bits whatever the rows beside it and the number of threads.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, variant: int, data: Tensor, bias: Tensor | None, sizes: tuple[int, int, int]
+    ):
+        self._held = (data, bias)  # their addresses are in the structure
+        self._outputs, self._inputs, bits = sizes
+        bias_at = bias.data_ptr() if bias is not None else None
+        self._weights = _Weights(data.data_ptr(), bias_at, self._outputs, self._inputs, bits)
+        self._address = ctypes.addressof(self._weights)
+        self._variant = variant
+        self._functions = {dtype: _function(library, f"product_{suffix}") for dtype, suffix in _SUFFIX.items()}
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        rows, inputs = x_TI.shape
+        if inputs != self._inputs:
+            raise ValueError(f"rows of {inputs} numbers times a matrix of {self._inputs} inputs")
+        x_TI = x_TI.contiguous()
+        out_TO = torch.empty(rows, self._outputs, dtype=x_TI.dtype)
+        if self._functions[x_TI.dtype](self._address, x_TI.data_ptr(), out_TO.data_ptr(), rows, self._variant):
+            raise RuntimeError(f"this library has no {_NAMES[self._variant]} loops")
+        return out_TO
+
+
+class Products:
+    """Packs matrices for the best variant that agrees with the plain loops on this processor."""
+
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        self._library = compiled(_SOURCE, cache_dir)
+        self.variant = self._best()
+
+    def levels(self, blocks: Blocks, bias_O: Tensor | None = None, *, variant: int | None = None) -> Packed:
+        """Weights as they are in the blocks; x is rounded to 8 bits for each row and block of 32 inputs."""
+        outputs, inputs = blocks.shape
+        data = torch.empty(
+            -(-outputs // _PANEL) * (inputs // BLOCK) * _PANEL_BLOCK_BYTES[blocks.bits], dtype=torch.uint8
+        )
+        rows = blocks.rows.contiguous()
+        self._pack("pack_levels", rows, outputs, inputs // BLOCK, blocks.bits, data)
+        return self._packed(data, bias_O, (outputs, inputs, blocks.bits), self.variant if variant is None else variant)
+
+    def floats(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Packed:
+        """Weights in their own dtype, float32 or bfloat16; everything is multiplied and summed in float32."""
+        outputs, inputs = weight_OI.shape
+        weight_OI = weight_OI.contiguous()
+        data = torch.empty(-(-outputs // _PANEL) * _PANEL * inputs, dtype=weight_OI.dtype)
+        self._pack(f"pack_{_SUFFIX[weight_OI.dtype]}", weight_OI, outputs, inputs, data)
+        return self._packed(data, bias_O, (outputs, inputs, weight_OI.dtype.itemsize * 8), self.variant)
+
+    def _pack(self, name: str, source: Tensor, *arguments: Any) -> None:
+        function = getattr(self._library, name)
+        kinds = [ctypes.c_void_p if isinstance(a, Tensor) else ctypes.c_long for a in arguments]
+        function.argtypes, function.restype = [ctypes.c_void_p, *kinds], None
+        function(source.data_ptr(), *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
+
+    def _packed(self, data: Tensor, bias_O: Tensor | None, sizes: tuple[int, int, int], variant: int) -> Packed:
+        return Packed(self._library, variant, data, None if bias_O is None else bias_O.float().contiguous(), sizes)
+
+    def variants(self) -> list[int]:
+        """Those that were compiled for this processor, the fastest first."""
+        known: int = self._library.variants()
+        return [v for v in reversed(range(len(_NAMES))) if known >> v & 1]
+
+    def _best(self) -> int:
+        """The fastest that computes what the plain loops do: a compiler or a virtual processor may be at fault."""
+        for variant in self.variants():
+            if variant == _PLAIN or self._agrees(variant):
+                return variant
+            _log.warning("the %s products disagree with the plain ones here; not used", _NAMES[variant])
+        return _PLAIN
+
+    def _agrees(self, variant: int) -> bool:
+        chance = torch.Generator().manual_seed(1)
+        x = torch.randn(13, 96, generator=chance)
+        eight = Blocks.rounded(torch.randn(35, 96, generator=chance))
+        four = torch.randint(256, (35, 60), generator=chance, dtype=torch.uint8)
+        four.view(35, 3, 20)[..., :4] = torch.randn(35, 3, 2, generator=chance).half().view(torch.uint8)
+        for blocks in (eight, Blocks(4, four)):
+            wanted, ours = (self.levels(blocks, variant=v)(x) for v in (_PLAIN, variant))
+            if not torch.allclose(ours, wanted, rtol=1e-4, atol=1e-2):
+                return False
+        return True
+
+
+@lru_cache(maxsize=1)
+def open_products() -> Products | None:
+    """None, and a warning that says why, when they can't be compiled here."""
+    try:
+        return Products()
+    except BuildError as error:
+        _log.warning("matrix products by torch alone (slower): %s", error)
+        return None
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    function = getattr(library, name)
+    pointer = ctypes.c_void_p
+    function.argtypes, function.restype = (pointer, pointer, pointer, ctypes.c_long, ctypes.c_int), ctypes.c_int
+    return function

@@ -1,0 +1,630 @@
+// y = x·Wᵀ + bias for weights packed once: in blocks of 32 levels (4 or 8 bits), or in bfloat16, or in float.
+//
+// Weights lie in panels of 16 outputs. What one row of x gets is computed in an order that depends on its own numbers
+// alone: batch-mates, threads and the split of the work change no bit.
+//
+// Level weights: w = scale · level + least, 32 levels along the input sharing both (GGUF's Q4_1 and Q8_0). Activations
+// are rounded to 8 bits for each row and block; dot products inside a block are exact integers, and one float step adds
+// a block to the sum. A panel's block holds, for each 4 inputs, 16 outputs x 4 bytes (the tile of the dpbusd
+// instruction); of 4-bit levels the low halves are inputs 0 to 15, the high ones 16 to 31. Scales are in half precision.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define HAS_AVX2
+#endif
+#if defined(HAS_AVX2) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define HAS_VNNI
+#endif
+
+namespace {
+
+constexpr int PANEL = 16;              // outputs side by side
+constexpr int BLOCK = 32;              // inputs that share a scale
+constexpr int LEVELS = BLOCK * PANEL;  // of a panel's block
+constexpr int ROW = BLOCK + 8;         // bytes of a row's rounded block: levels, scale, scaled sum
+constexpr int MOST_ROWS = 64;          // rows that share one unpacking of a panel; a multiple of every tile
+constexpr int FLOAT_ROWS = 48;         // the same for float weights, whose activations are wider
+constexpr int FLOAT_TILE = 6;          // rows whose sums live in registers together: 6 x 16 floats are 12 of AVX2's 16
+constexpr int FLOAT_DEPTH = 384;       // inputs of a panel that stay in the first cache
+constexpr int DEPTH = 24;              // blocks of an unpacked panel that stay in the first cache
+constexpr long SERIAL = 1 << 19;       // multiplications below which waking threads costs more than it saves
+
+struct bf16 { uint16_t bits; };
+typedef float v8f __attribute__((vector_size(32)));
+typedef uint32_t v8u __attribute__((vector_size(32)));
+typedef uint16_t v8h __attribute__((vector_size(16)));
+
+// What Python passes: `bits` is 4 or 8 (levels), 16 (bfloat16) or 32 (float).
+struct Weights {
+    const uint8_t* data;
+    const float* bias;  // or null
+    long outputs, inputs, bits;
+    long panels() const { return (outputs + PANEL - 1) / PANEL; }
+    long blocks() const { return inputs / BLOCK; }
+};
+
+inline float widen(float x) { return x; }
+inline float widen(bf16 x) { const uint32_t u = uint32_t(x.bits) << 16; float f; std::memcpy(&f, &u, 4); return f; }
+inline v8f load8(const float* p) { v8f v; std::memcpy(&v, p, sizeof v); return v; }
+inline v8f load8(const bf16* p) {
+    v8h h;
+    std::memcpy(&h, p, sizeof h);
+    const v8u u = __builtin_convertvector(h, v8u) << 16;
+    v8f v;
+    std::memcpy(&v, &u, sizeof v);
+    return v;
+}
+inline void store8(float* p, v8f v) { std::memcpy(p, &v, sizeof v); }
+inline void store8(bf16* p, v8f v) {  // to nearest, ties to even; not-a-number stays one
+    v8u u;
+    std::memcpy(&u, &v, sizeof u);
+    u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    const v8h h = __builtin_convertvector(u, v8h);
+    std::memcpy(p, &h, sizeof h);
+}
+
+inline float half(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7fff;
+    float f;
+    if (rest >= 0x7c00) {
+        const uint32_t u = sign | 0x7f800000 | (rest << 13);
+        std::memcpy(&f, &u, 4);
+        return f;
+    }
+    const uint32_t u = rest << 13;
+    std::memcpy(&f, &u, 4);
+    f *= 0x1p112f;  // from half's exponent bias to float's; exact, also for subnormal halves
+    return sign ? -f : f;
+}
+
+// ---- rounding activations
+
+// Levels of `count` rows, block by block: [rows x 32 levels | rows x scale | rows x scale·sum of levels].
+// A number that isn't finite makes its row's scale not-a-number, so that it isn't lost in rounding.
+struct RoundedBlock { float scale, sum; };
+
+template <class T>
+inline RoundedBlock round_block(const T* x, int8_t* levels) {
+#ifdef HAS_AVX2
+    __m256 v[4], peak = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
+    for (int i = 0; i < 4; i++) {
+        v[i] = (__m256)load8(x + 8 * i);
+        peak = _mm256_max_ps(peak, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v[i]));
+        odd = _mm256_fmadd_ps(v[i], _mm256_setzero_ps(), odd);
+    }
+    __m128 top = _mm_max_ps(_mm256_castps256_ps128(peak), _mm256_extractf128_ps(peak, 1));
+    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+    const float largest = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    __m256i n[4];
+    for (int i = 0; i < 4; i++) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i*)levels, bytes);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    const int32_t sum = _mm_cvtsi128_si32(s);
+    const bool finite = _mm256_movemask_ps(_mm256_cmp_ps(odd, odd, _CMP_UNORD_Q)) == 0;
+#else
+    float largest = 0, odd = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        largest = std::max(largest, std::fabs(widen(x[i])));
+        odd += widen(x[i]) * 0.0f;
+    }
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const bool finite = odd == 0;
+    int32_t sum = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        levels[i] = finite ? int8_t(std::nearbyint(widen(x[i]) * inverse)) : 0;
+        sum += levels[i];
+    }
+#endif
+    const float scale = finite ? largest / 127.0f : NAN;
+    return {scale, scale * float(sum)};
+}
+
+template <class T>
+void round_rows(const T* x, long inputs, int count, uint8_t* out) {
+    for (int r = 0; r < count; r++) {
+        uint8_t* at = out;
+        for (long k = 0; k < inputs; k += BLOCK, at += count * ROW) {
+            const RoundedBlock b = round_block(x + r * inputs + k, (int8_t*)at + r * BLOCK);
+            std::memcpy(at + count * BLOCK + r * 4, &b.scale, 4);
+            std::memcpy(at + count * (BLOCK + 4) + r * 4, &b.sum, 4);
+        }
+    }
+}
+
+// ---- the inner loops: sums[R][16] += a panel's blocks times R rounded rows
+
+constexpr long packed_bytes(int bits) { return bits == 4 ? LEVELS / 2 + 4 * PANEL : LEVELS + 2 * PANEL; }
+
+struct Plain {
+    static constexpr int TILE = 4, DIRECT = 1 << 30;  // never unpacks
+    static constexpr long unpacked_bytes(int) { return 1; }
+    static void unpack(const uint8_t*, int, uint8_t*, long) {}
+
+    template <bool PACKED, int BITS, int R>
+    static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+        for (long b = 0; b < blocks; b++, w += packed_bytes(BITS), a += R * ROW)
+            for (int r = 0; r < R; r++) {
+                float scale, sum;
+                std::memcpy(&scale, a + R * BLOCK + r * 4, 4);
+                std::memcpy(&sum, a + R * (BLOCK + 4) + r * 4, 4);
+                for (int o = 0; o < PANEL; o++) sums[r * PANEL + o] += one<BITS>(w, (const int8_t*)a + r * BLOCK, o, scale, sum);
+            }
+    }
+
+    template <int BITS>
+    static float one(const uint8_t* w, const int8_t* a, int o, float scale, float sum) {
+        uint16_t halves[2];
+        std::memcpy(halves, w + (BITS == 4 ? LEVELS / 2 : LEVELS) + 2 * o, 2);
+        int32_t dot = 0;
+        for (int k = 0; k < BLOCK; k++) {
+            const uint8_t byte = w[(BITS == 4 ? k % 16 / 4 : k / 4) * 64 + o * 4 + k % 4];
+            dot += (BITS == 8 ? byte - 128 : k < 16 ? byte & 15 : byte >> 4) * a[k];
+        }
+        if (BITS == 8) return float(dot) * (half(halves[0]) * scale);
+        std::memcpy(halves + 1, w + LEVELS / 2 + 2 * PANEL + 2 * o, 2);
+        return float(dot) * (half(halves[0]) * scale) + half(halves[1]) * sum;
+    }
+};
+
+#ifdef HAS_AVX2
+inline __m256 halves8(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline __m256i bytes32(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline __m256i spread4(const uint8_t* p) { int32_t i; std::memcpy(&i, p, 4); return _mm256_set1_epi32(i); }
+inline __m256 spread(const uint8_t* p) { float f; std::memcpy(&f, p, 4); return _mm256_set1_ps(f); }
+inline __m256i low4(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+inline __m256i high4(__m256i v) { return low4(_mm256_srli_epi16(v, 4)); }
+
+// Keeps a sum in its register: left alone, GCC computes all products of a block first and spills them.
+inline void pin(__m256i& v) { asm("" : "+x"(v)); }
+
+// The float step of 8 outputs: sums + dot·(weight scale · row scale) + least · scaled sum of the row.
+inline void add8(float* sums, __m256i dot, __m256 scale, __m256 least, const uint8_t* row_scale, const uint8_t* row_sum) {
+    const __m256 both = _mm256_mul_ps(scale, spread(row_scale));
+    const __m256 s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), both, _mm256_loadu_ps(sums));
+    _mm256_storeu_ps(sums, _mm256_fmadd_ps(least, spread(row_sum), s));
+}
+
+// 4 bits are the unsigned side of maddubs: 8 products of a pair are at most 8·2·15·127 = 30480, so a block is summed in 16 bits.
+// 8 bits, around 128, are two such halves: 16·high + low - 128.
+struct Avx2 {
+    static constexpr int TILE = 4, DIRECT = 4;
+    static constexpr long unpacked_bytes(int bits) { return LEVELS * (bits / 4) + 8 * PANEL; }
+
+    // Levels as bytes (8 bits: low halves, then high ones), then scale and least as floats.
+    static void unpack(const uint8_t* w, int bits, uint8_t* out, long blocks) {
+        const long levels = bits == 4 ? LEVELS / 2 : LEVELS;
+        for (long b = 0; b < blocks; b++, w += packed_bytes(bits), out += unpacked_bytes(bits)) {
+            for (long i = 0; i < levels; i += 32) {
+                const __m256i v = bytes32(w + i);
+                _mm256_storeu_si256((__m256i*)(out + i), low4(v));
+                _mm256_storeu_si256((__m256i*)(out + levels + i), high4(v));
+            }
+            float* floats = (float*)(out + 2 * levels);
+            for (int p = 0; p < 2; p++) {
+                const __m256 scale = halves8(w + levels + 16 * p);
+                _mm256_storeu_ps(floats + 8 * p, scale);
+                _mm256_storeu_ps(floats + PANEL + 8 * p, bits == 4 ? halves8(w + levels + 2 * PANEL + 16 * p)
+                                                                   : _mm256_mul_ps(scale, _mm256_set1_ps(-128)));
+            }
+        }
+    }
+
+    template <bool PACKED, int BITS>
+    static void scales(const uint8_t* w, int p, __m256& scale, __m256& least) {
+        constexpr long levels = BITS == 4 ? LEVELS / 2 : LEVELS;
+        if (PACKED) {
+            scale = halves8(w + levels + 16 * p);
+            least = BITS == 4 ? halves8(w + levels + 2 * PANEL + 16 * p) : _mm256_mul_ps(scale, _mm256_set1_ps(-128));
+        } else {
+            scale = _mm256_loadu_ps((const float*)(w + 2 * levels) + 8 * p);
+            least = _mm256_loadu_ps((const float*)(w + 2 * levels) + PANEL + 8 * p);
+        }
+    }
+
+    template <bool PACKED, int BITS, int R>
+    static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+        if constexpr (BITS == 4) {
+            four<PACKED, R>(w, a, sums, blocks);
+        } else {
+            eight<PACKED, R, 0, R < 2 ? R : 2>(w, a, sums, blocks);
+            if constexpr (R > 2) eight<PACKED, R, 2, R - 2>(w, a, sums + 2 * PANEL, blocks);
+        }
+    }
+
+    template <bool PACKED, int R>
+    [[gnu::noinline]] static void four(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+        for (long b = 0; b < blocks; b++, w += PACKED ? packed_bytes(4) : unpacked_bytes(4), a += R * ROW) {
+            __m256i s[R][2];
+#pragma GCC unroll 8
+            for (int q = 0; q < 8; q++) {
+                __m256i v[2];
+#pragma GCC unroll 2
+                for (int p = 0; p < 2; p++)
+                    v[p] = !PACKED ? bytes32(w + q * 64 + 32 * p)
+                           : q % 2 ? high4(bytes32(w + q / 2 * 64 + 32 * p)) : low4(bytes32(w + q / 2 * 64 + 32 * p));
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const __m256i x = spread4(a + r * BLOCK + 4 * (!PACKED ? q : q % 2 ? 4 + q / 2 : q / 2));
+#pragma GCC unroll 2
+                    for (int p = 0; p < 2; p++) {
+                        const __m256i pair = _mm256_maddubs_epi16(v[p], x);
+                        s[r][p] = q ? _mm256_add_epi16(s[r][p], pair) : pair;
+                        pin(s[r][p]);
+                    }
+                }
+            }
+#pragma GCC unroll 2
+            for (int p = 0; p < 2; p++) {
+                __m256 scale, least;
+                scales<PACKED, 4>(w, p, scale, least);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++)
+                    add8(sums + r * PANEL + 8 * p, _mm256_madd_epi16(s[r][p], _mm256_set1_epi16(1)), scale, least,
+                         a + R * BLOCK + 4 * r, a + R * (BLOCK + 4) + 4 * r);
+            }
+        }
+    }
+
+    // Rows FIRST to FIRST + COUNT of R.
+    template <bool PACKED, int R, int FIRST, int COUNT>
+    [[gnu::noinline]] static void eight(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+        for (long b = 0; b < blocks; b++, w += PACKED ? packed_bytes(8) : unpacked_bytes(8), a += R * ROW) {
+            __m256i low[COUNT][2], high[COUNT][2];
+#pragma GCC unroll 8
+            for (int q = 0; q < 8; q++) {
+                __m256i l[2], h[2];
+#pragma GCC unroll 2
+                for (int p = 0; p < 2; p++) {
+                    const __m256i v = bytes32(w + q * 64 + 32 * p);
+                    l[p] = PACKED ? low4(v) : v;
+                    h[p] = PACKED ? high4(v) : bytes32(w + LEVELS + q * 64 + 32 * p);
+                }
+#pragma GCC unroll 2
+                for (int r = 0; r < COUNT; r++) {
+                    const __m256i x = spread4(a + (FIRST + r) * BLOCK + 4 * q);
+#pragma GCC unroll 2
+                    for (int p = 0; p < 2; p++) {
+                        const __m256i pl = _mm256_maddubs_epi16(l[p], x), ph = _mm256_maddubs_epi16(h[p], x);
+                        low[r][p] = q ? _mm256_add_epi16(low[r][p], pl) : pl;
+                        high[r][p] = q ? _mm256_add_epi16(high[r][p], ph) : ph;
+                        pin(low[r][p]);
+                        pin(high[r][p]);
+                    }
+                }
+            }
+#pragma GCC unroll 2
+            for (int p = 0; p < 2; p++) {
+                __m256 scale, least;
+                scales<PACKED, 8>(w, p, scale, least);
+#pragma GCC unroll 2
+                for (int r = 0; r < COUNT; r++) {
+                    const __m256i dot = _mm256_add_epi32(_mm256_madd_epi16(low[r][p], _mm256_set1_epi16(1)),
+                                                         _mm256_madd_epi16(high[r][p], _mm256_set1_epi16(16)));
+                    add8(sums + r * PANEL + 8 * p, dot, scale, least, a + R * BLOCK + 4 * (FIRST + r),
+                         a + R * (BLOCK + 4) + 4 * (FIRST + r));
+                }
+            }
+        }
+    }
+};
+#endif
+
+#ifdef HAS_VNNI
+// dpbusd multiplies unsigned levels by signed ones and sums fours in 32 bits; 8-bit levels lie around 128.
+struct Vnni {
+    static constexpr int TILE = 8, DIRECT = 8;
+    static constexpr long unpacked_bytes(int) { return LEVELS + 8 * PANEL; }
+
+    static __m512 scale_of(const uint8_t* w, long levels) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w + levels)));
+    }
+    template <int BITS>
+    static __m512 least_of(const uint8_t* w, __m512 scale) {
+        if (BITS == 8) return _mm512_mul_ps(scale, _mm512_set1_ps(-128));
+        return scale_of(w, LEVELS / 2 + 2 * PANEL);
+    }
+    static __m512i low4(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+    static __m512i levels_of(const uint8_t* w, int q) {  // of packed 4-bit levels
+        const __m512i v = _mm512_loadu_si512(w + q % 4 * 64);
+        return low4(q < 4 ? v : _mm512_srli_epi16(v, 4));
+    }
+
+    static void unpack(const uint8_t* w, int bits, uint8_t* out, long blocks) {
+        for (long b = 0; b < blocks; b++, w += packed_bytes(bits), out += unpacked_bytes(bits)) {
+            for (int q = 0; q < 8; q++)
+                _mm512_storeu_si512(out + q * 64, bits == 4 ? levels_of(w, q) : _mm512_loadu_si512(w + q * 64));
+            const __m512 scale = scale_of(w, bits == 4 ? LEVELS / 2 : LEVELS);
+            _mm512_storeu_ps((float*)(out + LEVELS), scale);
+            _mm512_storeu_ps((float*)(out + LEVELS) + PANEL, bits == 4 ? least_of<4>(w, scale) : least_of<8>(w, scale));
+        }
+    }
+
+    template <bool PACKED, int BITS, int R>
+    [[gnu::noinline]] static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+        for (long b = 0; b < blocks; b++, w += PACKED ? packed_bytes(BITS) : unpacked_bytes(BITS), a += R * ROW) {
+            __m512i s[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+            for (int q = 0; q < 8; q++) {
+                const __m512i v = PACKED && BITS == 4 ? levels_of(w, q) : _mm512_loadu_si512(w + q * 64);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    int32_t x;
+                    std::memcpy(&x, a + r * BLOCK + 4 * q, 4);
+                    s[r] = _mm512_dpbusd_epi32(s[r], v, _mm512_set1_epi32(x));
+                    asm("" : "+v"(s[r]));  // see pin
+                }
+            }
+            const __m512 scale = PACKED ? scale_of(w, BITS == 4 ? LEVELS / 2 : LEVELS) : _mm512_loadu_ps(w + LEVELS);
+            const __m512 least = PACKED ? least_of<BITS>(w, scale) : _mm512_loadu_ps(w + LEVELS + 4 * PANEL);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                float row_scale, row_sum;
+                std::memcpy(&row_scale, a + R * BLOCK + 4 * r, 4);
+                std::memcpy(&row_sum, a + R * (BLOCK + 4) + 4 * r, 4);
+                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(row_scale));
+                const __m512 t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s[r]), both, _mm512_loadu_ps(sums + r * PANEL));
+                _mm512_storeu_ps(sums + r * PANEL, _mm512_fmadd_ps(least, _mm512_set1_ps(row_sum), t));
+            }
+        }
+    }
+};
+#endif
+
+// ---- sharing out the work
+
+// Runs body(first row, end, first panel, end) on every thread, which shares nothing with the others: no one waits inside.
+// Panels are split first, as weights are what costs to read; rows only where each part keeps plenty.
+template <class Body>
+void share(long rows, const Weights& w, Body body) {
+#pragma omp parallel if (rows * w.outputs * w.inputs > SERIAL)
+    {
+        const long threads = omp_get_num_threads(), me = omp_get_thread_num();
+        long bands = std::max(1L, std::min(threads, rows / MOST_ROWS));
+        while (threads % bands) bands--;
+        const long strips = threads / bands, band = me / strips, strip = me % strips;
+        body(rows * band / bands, rows * (band + 1) / bands, w.panels() * strip / strips,
+             w.panels() * (strip + 1) / strips);
+    }
+}
+
+template <class T>
+void write(const Weights& w, long panel, const float* sums, T* out, long rows) {
+    const long first = panel * PANEL, count = std::min<long>(PANEL, w.outputs - first);
+    for (long r = 0; r < rows; r++, sums += PANEL) {
+        alignas(32) float y[PANEL];
+        T* target = out + r * w.outputs + first;
+        for (long o = 0; o < count; o++) y[o] = w.bias ? sums[o] + w.bias[first + o] : sums[o];
+        if (count == PANEL) {
+            store8(target, load8(y));
+            store8(target + 8, load8(y + 8));
+        } else {
+            T whole[PANEL];
+            for (long o = count; o < PANEL; o++) y[o] = 0;
+            store8(whole, load8(y));
+            store8(whole + 8, load8(y + 8));
+            std::copy(whole, whole + count, target);
+        }
+    }
+}
+
+template <class V, bool PACKED, int BITS>
+void add_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+    switch (rows) {
+        case 1: return V::template add<PACKED, BITS, 1>(w, a, sums, blocks);
+        case 2: return V::template add<PACKED, BITS, 2>(w, a, sums, blocks);
+        case 3: return V::template add<PACKED, BITS, 3>(w, a, sums, blocks);
+        case 4: return V::template add<PACKED, BITS, 4>(w, a, sums, blocks);
+    }
+    if constexpr (V::TILE == 8) switch (rows) {
+        case 5: return V::template add<PACKED, BITS, 5>(w, a, sums, blocks);
+        case 6: return V::template add<PACKED, BITS, 6>(w, a, sums, blocks);
+        case 7: return V::template add<PACKED, BITS, 7>(w, a, sums, blocks);
+        case 8: return V::template add<PACKED, BITS, 8>(w, a, sums, blocks);
+    }
+}
+
+// Up to MOST_ROWS rows, rounded in tiles, times panels [first, end).
+template <class V, int BITS, class T>
+void levels_of_rows(const Weights& w, const uint8_t* rounded, T* out, int rows, long first, long end) {
+    alignas(64) float sums[MOST_ROWS * PANEL];
+    alignas(64) static thread_local uint8_t panel[DEPTH * V::unpacked_bytes(BITS)];
+    const long blocks = w.blocks();
+    for (long p = first; p < end; p++) {
+        std::fill(sums, sums + rows * PANEL, 0.0f);
+        const uint8_t* packed = w.data + p * blocks * packed_bytes(BITS);
+        if (rows <= V::DIRECT) {
+            for (int r = 0; r < rows; r += V::TILE)
+                add_tile<V, true, BITS>(std::min(V::TILE, rows - r), packed, rounded + r * blocks * ROW, sums + r * PANEL, blocks);
+        } else {
+            for (long b = 0; b < blocks; b += DEPTH) {
+                const long depth = std::min<long>(DEPTH, blocks - b);
+                V::unpack(packed + b * packed_bytes(BITS), BITS, panel, depth);
+                for (int r = 0; r < rows; r += V::TILE) {
+                    const int count = std::min(V::TILE, rows - r);
+                    add_tile<V, false, BITS>(count, panel, rounded + r * blocks * ROW + b * count * ROW, sums + r * PANEL, depth);
+                }
+            }
+        }
+        write(w, p, sums, out, rows);
+    }
+}
+
+template <class V, class T>
+void times_levels(const Weights& w, const T* x, T* out, long rows) {
+    share(rows, w, [&](long row, long row_end, long panel, long panel_end) {
+        static thread_local std::vector<uint8_t> rounded;
+        rounded.resize(MOST_ROWS * w.blocks() * ROW);
+        for (; row < row_end; row += MOST_ROWS) {
+            const int count = std::min<long>(MOST_ROWS, row_end - row);
+            for (int r = 0; r < count; r += V::TILE)
+                round_rows(x + (row + r) * w.inputs, w.inputs, std::min(V::TILE, count - r), rounded.data() + r * w.blocks() * ROW);
+            T* target = out + row * w.outputs;
+            if (w.bits == 4) levels_of_rows<V, 4>(w, rounded.data(), target, count, panel, panel_end);
+            else levels_of_rows<V, 8>(w, rounded.data(), target, count, panel, panel_end);
+        }
+    });
+}
+
+// ---- float weights
+
+// 16 weights of one input. In bfloat16, lane i of 8 holds output i in its low half and i + 8 in its high one.
+inline void weights16(const float* w, long k, v8f& first, v8f& second) {
+    first = load8(w + k * PANEL);
+    second = load8(w + k * PANEL + 8);
+}
+inline void weights16(const bf16* w, long k, v8f& first, v8f& second) {
+    v8u u;
+    std::memcpy(&u, w + k * PANEL, sizeof u);
+    const v8u low = u << 16, high = u & 0xffff0000u;
+    std::memcpy(&first, &low, sizeof low);
+    std::memcpy(&second, &high, sizeof high);
+}
+
+template <int R, class W>
+void add_floats(const W* w, const float* x, long stride, float* sums, long depth) {
+    v8f s[R][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+        s[r][0] = load8(sums + r * PANEL);
+        s[r][1] = load8(sums + r * PANEL + 8);
+    }
+    for (long k = 0; k < depth; k++) {
+        v8f first, second;
+        weights16(w, k, first, second);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            s[r][0] += x[r * stride + k] * first;
+            s[r][1] += x[r * stride + k] * second;
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+        store8(sums + r * PANEL, s[r][0]);
+        store8(sums + r * PANEL + 8, s[r][1]);
+    }
+}
+
+template <class W>
+void add_floats_any(int rows, const W* w, const float* x, long stride, float* sums, long depth) {
+    switch (rows) {
+        case 1: return add_floats<1>(w, x, stride, sums, depth);
+        case 2: return add_floats<2>(w, x, stride, sums, depth);
+        case 3: return add_floats<3>(w, x, stride, sums, depth);
+        case 4: return add_floats<4>(w, x, stride, sums, depth);
+        case 5: return add_floats<5>(w, x, stride, sums, depth);
+        default: return add_floats<6>(w, x, stride, sums, depth);
+    }
+}
+
+template <class W, class T>
+void times_floats(const Weights& w, const T* x, T* out, long rows) {
+    share(rows, w, [&](long row, long row_end, long first, long end) {
+        static thread_local std::vector<float> wide;
+        alignas(64) float sums[FLOAT_ROWS * PANEL];
+        wide.resize(FLOAT_ROWS * w.inputs);
+        for (; row < row_end; row += FLOAT_ROWS) {
+            const int count = std::min<long>(FLOAT_ROWS, row_end - row);
+            for (long i = 0; i < count * w.inputs; i++) wide[i] = widen(x[row * w.inputs + i]);
+            for (long p = first; p < end; p++) {
+                std::fill(sums, sums + count * PANEL, 0.0f);
+                const W* panel = (const W*)w.data + p * w.inputs * PANEL;
+                for (long k = 0; k < w.inputs; k += FLOAT_DEPTH)
+                    for (int r = 0; r < count; r += FLOAT_TILE)
+                        add_floats_any(std::min(FLOAT_TILE, count - r), panel + k * PANEL, wide.data() + r * w.inputs + k,
+                                       w.inputs, sums + r * PANEL, std::min<long>(FLOAT_DEPTH, w.inputs - k));
+                write(w, p, sums, out + row * w.outputs, count);
+            }
+        }
+    });
+}
+
+template <class T>
+int product(const Weights& w, const T* x, T* out, long rows, int variant) {
+    if (w.bits == 32) times_floats<float>(w, x, out, rows);
+    else if (w.bits == 16) times_floats<bf16>(w, x, out, rows);
+    else if (variant == 0) times_levels<Plain>(w, x, out, rows);
+#ifdef HAS_AVX2
+    else if (variant == 1) times_levels<Avx2>(w, x, out, rows);
+#endif
+#ifdef HAS_VNNI
+    else if (variant == 2) times_levels<Vnni>(w, x, out, rows);
+#endif
+    else return 1;
+    return 0;
+}
+
+}  // namespace
+
+// Bit v is set when variant v of the integer loops was compiled: 0 plain, 1 AVX2, 2 AVX-512 VNNI.
+extern "C" int variants() {
+    int known = 1;
+#ifdef HAS_AVX2
+    known |= 2;
+#endif
+#ifdef HAS_VNNI
+    known |= 4;
+#endif
+    return known;
+}
+
+// Returns nonzero when the variant isn't there.
+extern "C" int product_fp32(const Weights* w, const float* x, float* out, long rows, int variant) {
+    return product(*w, x, out, rows, variant);
+}
+extern "C" int product_bf16(const Weights* w, const bf16* x, bf16* out, long rows, int variant) {
+    return product(*w, x, out, rows, variant);
+}
+
+// Rows of GGUF blocks, [outputs][blocks], into panels; outputs that pad the last panel are zero.
+// Q4_1: half scale, half least, 16 bytes (low halves are inputs 0 to 15). Q8_0: half scale, 32 signed bytes.
+extern "C" void pack_levels(const uint8_t* rows, long outputs, long blocks, int bits, uint8_t* out) {
+    const long size = bits == 4 ? 20 : 34, head = bits == 4 ? 4 : 2, levels = bits == 4 ? LEVELS / 2 : LEVELS;
+    const uint32_t around = bits == 4 ? 0 : 0x80808080;
+#pragma omp parallel for
+    for (long p = 0; p < (outputs + PANEL - 1) / PANEL; p++)
+        for (long b = 0; b < blocks; b++) {
+            uint8_t* at = out + (p * blocks + b) * packed_bytes(bits);
+            std::memset(at, 0, packed_bytes(bits));
+            for (long o = 0; o < PANEL && p * PANEL + o < outputs; o++) {
+                const uint8_t* block = rows + ((p * PANEL + o) * blocks + b) * size;
+                for (long q = 0; q < levels / 64; q++) {
+                    uint32_t four;
+                    std::memcpy(&four, block + head + 4 * q, 4);
+                    four ^= around;
+                    std::memcpy(at + 64 * q + 4 * o, &four, 4);
+                }
+                std::memcpy(at + levels + 2 * o, block, 2);
+                if (bits == 4) std::memcpy(at + levels + 2 * PANEL + 2 * o, block + 2, 2);
+            }
+        }
+}
+
+// [outputs][inputs] floats, or bfloat16 numbers, into panels.
+template <class W>
+void pack_floats(const W* rows, long outputs, long inputs, W* out) {
+#pragma omp parallel for
+    for (long p = 0; p < (outputs + PANEL - 1) / PANEL; p++)
+        for (long o = 0; o < PANEL; o++) {
+            const long place = sizeof(W) == 4 ? o : o % 8 * 2 + o / 8, output = p * PANEL + o;
+            for (long k = 0; k < inputs; k++)
+                out[(p * inputs + k) * PANEL + place] = output < outputs ? rows[output * inputs + k] : W{};
+        }
+}
+extern "C" void pack_fp32(const float* rows, long outputs, long inputs, float* out) { pack_floats(rows, outputs, inputs, out); }
+extern "C" void pack_bf16(const bf16* rows, long outputs, long inputs, bf16* out) { pack_floats(rows, outputs, inputs, out); }
