@@ -23,11 +23,17 @@ STOP_S = 20.0
 
 @asynccontextmanager
 async def running(
-    command: Sequence[str], *, log: Path, ready: str, timeout_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    log: Path,
+    ready: str,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    stop: asyncio.Event | None = None,
 ) -> AsyncIterator[float]:
     """The process in a group of its own until the block ends; yields the seconds until the address `ready` said 200.
 
-    Raises Unreachable with the end of its log when it ends before, or isn't ready in time.
+    Raises Unreachable with the end of its log when it ends before, isn't ready in time, or `stop` comes first.
     """
     if await _answers(ready):
         raise Unreachable(f"something else already answers at {ready}: take another --port")
@@ -46,6 +52,8 @@ async def running(
         while not await _answers(ready):
             if process.poll() is not None:
                 raise Unreachable(f"{command[0]} ended with status {process.returncode}:\n{tail(log)}")
+            if stop is not None and stop.is_set():
+                raise Unreachable("stopped before it was ready")
             if time.monotonic() - began > timeout_s:
                 raise Unreachable(f"{command[0]} wasn't ready within {timeout_s:.0f} s:\n{tail(log)}")
             await asyncio.sleep(POLL_S)

@@ -40,7 +40,7 @@ SLUICE_OPTIONS = {
 }
 CONTEXT = 4096
 """Tokens a request may have at any contender: more than any prompt of the data sets with its reply."""
-START_S = 600.0
+START_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +72,16 @@ class Stack:
 
 
 @asynccontextmanager
-async def serving(name: str, place: Place) -> AsyncIterator[Stack]:
+async def serving(name: str, place: Place, stop: asyncio.Event | None = None) -> AsyncIterator[Stack]:
     """One contender, fresh. Raises Unreachable with its log's end when it doesn't come up."""
     if name in SLUICE_OPTIONS:
         async with sluice(place, *SLUICE_OPTIONS[name]) as stack:
             yield stack
     elif name in {"vllm", "vllm-fp32"}:
-        async with _vllm(place, "float32" if name == "vllm-fp32" else "bfloat16") as stack:
+        async with _vllm(place, "float32" if name == "vllm-fp32" else "bfloat16", stop) as stack:
             yield stack
     elif name == "llama":
-        async with _llama(place) as stack:
+        async with _llama(place, stop) as stack:
             yield stack
     else:
         raise Unreachable(f"unknown contender {name!r}: use some of {', '.join(CONTENDERS)}")
@@ -123,7 +123,7 @@ def _keep_keys(path: Path, tenants: dict[str, Any]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _vllm(place: Place, dtype: str) -> AsyncIterator[Stack]:
+async def _vllm(place: Place, dtype: str, stop: asyncio.Event | None) -> AsyncIterator[Stack]:
     folder, name = await place.peers.folder(place.model, place.work), place.model.stem.lower()
     cores = sorted(os.sched_getaffinity(0))[: place.threads]
     command = [
@@ -141,26 +141,30 @@ async def _vllm(place: Place, dtype: str) -> AsyncIterator[Stack]:
         "VLLM_NO_USAGE_STATS": "1",
         "PATH": f"{place.peers.vllm.parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    async with _peer(place, "vllm", command, environment) as stack:
+    async with _peer(place, "vllm", command, environment, stop) as stack:
         yield stack
 
 
 @asynccontextmanager
-async def _llama(place: Place) -> AsyncIterator[Stack]:
+async def _llama(place: Place, stop: asyncio.Event | None) -> AsyncIterator[Stack]:
     threads = str(place.threads)
     command = [
         *(str(place.peers.llama("llama-server")), "-m", str(place.model), "--alias", place.model.stem.lower()),
         *("--host", "127.0.0.1", "--port", str(place.port), "--threads", threads, "--threads-batch", threads),
         *("--parallel", str(place.slots), "--ctx-size", str(place.slots * CONTEXT), "--cont-batching", "--jinja"),
     ]
-    async with _peer(place, "llama", command, {}) as stack:
+    async with _peer(place, "llama", command, {}, stop) as stack:
         yield stack
 
 
 @asynccontextmanager
-async def _peer(place: Place, kind: str, command: list[str], environment: dict[str, str]) -> AsyncIterator[Stack]:
+async def _peer(
+    place: Place, kind: str, command: list[str], environment: dict[str, str], stop: asyncio.Event | None
+) -> AsyncIterator[Stack]:
     base = f"http://127.0.0.1:{place.port}"
     log = place.work / "logs" / f"{kind}.log"
     told = {"command": " ".join([Path(command[0]).name, *command[1:]]), "environment": environment}
-    async with running(command, log=log, ready=f"{base}/health", timeout_s=START_S, environment=environment) as start_s:
+    async with running(
+        command, log=log, ready=f"{base}/health", timeout_s=START_S, environment=environment, stop=stop
+    ) as start_s:
         yield Stack(Target(base, model=place.model.stem.lower()), {"": ""}, start_s, told)

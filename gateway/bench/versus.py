@@ -66,7 +66,7 @@ async def compare(plan: Plan, place: Place, journal: Journal, console: Console, 
                 continue
             console.print(f"round {number + 1} of {plan.rounds}: starting {name}", style="dim", highlight=False)
             try:
-                async with serving(name, place) as stack:
+                async with serving(name, place, stop) as stack:
                     await _visit(plan, stack, journal, console, stop, (number, name, missing))
             except Unreachable as error:
                 console.print(f"{name}: {error}", style="red", highlight=False, markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import sys
@@ -53,3 +54,13 @@ async def test_a_command_tells_what_it_printed_or_why_it_failed() -> None:
     assert await finished([sys.executable, "-c", "print('fine')"]) == "fine\n"
     with pytest.raises(Unreachable, match="broken"):
         await finished([sys.executable, "-c", "raise SystemExit('broken')"])
+
+
+async def test_a_server_that_is_never_ready_is_given_up_when_asked(tmp_path: Path, unused_tcp_port: int) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ready = f"http://127.0.0.1:{unused_tcp_port}/"
+    with pytest.raises(Unreachable, match="stopped before"):
+        async with running(command, log=tmp_path / "x.log", ready=ready, timeout_s=60, stop=stop):
+            pass
