@@ -8,6 +8,7 @@ in order of token id. Log-probabilities reported are those of the model, before 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,7 +24,8 @@ from engine.runner.random import PURPOSE_TOKEN, uniforms
 
 __all__ = ["Sampler", "token_infos"]
 
-_CANDIDATES: Final = 512  # tried before a full sort: nearly always holds top_p of the mass
+_DEPTHS: Final = (3.0, 6.0, 9.0, 13.0)
+"""How far below the largest exponent candidates are looked for before all are sorted: a few dozen ids, mostly."""
 _FLOOR: Final = -9999.0  # of a reported log-probability: -inf is not JSON
 
 
@@ -32,6 +34,7 @@ class Sampler:
 
     def __init__(self, ends: Sequence[int]) -> None:
         self._ends = tuple(ends)
+        self._scratch = _Scratch(0)
 
     def sample(
         self, logits_RV: Tensor, rows: Sequence[SampleRow], masks: Masks | None = None
@@ -40,9 +43,11 @@ class Sampler:
         logits_RV = self._adjusted(logits_RV, rows)
         if masks is not None:
             logits_RV = masks.apply(logits_RV)
-        best_R = logits_RV.max(dim=-1)
-        sound = torch.isfinite(best_R.values).tolist()
-        tokens: list[int] = best_R.indices.tolist()
+        values_RV = logits_RV.numpy()
+        best_R = values_RV.argmax(axis=1)  # the first of equals, or the first that is not a number
+        peak_R = values_RV[np.arange(len(rows)), best_R]
+        sound: list[bool] = np.isfinite(peak_R).tolist()
+        tokens: list[int] = best_R.tolist()
         drawn = [r for r, row in enumerate(rows) if row.state.source.sampling.temperature > 0 and sound[r]]
         if drawn:
             source = [rows[r].state.source for r in drawn]
@@ -53,9 +58,10 @@ class Sampler:
                 positions,
                 PURPOSE_TOKEN,
             )
-            chosen = _draw(logits_RV[drawn], [s.sampling for s in source], numbers)
-            for r, token in zip(drawn, chosen, strict=True):
-                tokens[r] = token
+            if len(self._scratch.exponents) != values_RV.shape[1]:
+                self._scratch = _Scratch(values_RV.shape[1])
+            for r, s, number in zip(drawn, source, numbers.tolist(), strict=True):
+                tokens[r] = _draw(values_RV[r], float(peak_R[r]), s.sampling, number, self._scratch)
         return [t if ok else 0 for t, ok in zip(tokens, sound, strict=True)], sound
 
     def _adjusted(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
@@ -105,45 +111,46 @@ def _adjust(logits_V: Tensor, sampling: Sampling, row: SampleRow, ends: tuple[in
         logits_V[forbidden] = float("-inf")
 
 
-def _draw(logits_RV: Tensor, sampling: list[Sampling], numbers: np.ndarray) -> list[int]:
-    temperature_R1 = torch.tensor([[max(s.temperature, 1e-5)] for s in sampling])
-    probs_RV = torch.softmax(logits_RV.double() / temperature_R1, dim=-1)
-    vocabulary = probs_RV.shape[1]
-    tokens = [0] * len(sampling)
-    whole = [r for r, s in enumerate(sampling) if not _filters(s, vocabulary)]
-    if whole:
-        sums_RV = probs_RV[whole].cumsum(dim=-1)
-        aims_R1 = torch.from_numpy(numbers[whole]).unsqueeze(1) * sums_RV[:, -1:]
-        for r, at in zip(whole, torch.searchsorted(sums_RV, aims_R1, right=True)[:, 0].tolist(), strict=True):
-            tokens[r] = min(at, vocabulary - 1)
-    kept = [r for r, s in enumerate(sampling) if _filters(s, vocabulary)]
-    if kept:
-        for r, token in zip(
-            kept, _draw_filtered(probs_RV[kept], [sampling[r] for r in kept], numbers[kept]), strict=True
-        ):
-            tokens[r] = token
-    return tokens
+class _Scratch:
+    """Room for a row's numbers, so that no step asks the system for memory."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.exponents = np.empty(vocabulary, np.float32)
+        self.weights = np.empty(vocabulary, np.float32)
+        self.sums = np.empty(vocabulary, np.float64)
 
 
-def _filters(sampling: Sampling, vocabulary: int) -> bool:
-    return sampling.top_p < 1.0 or sampling.min_p > 0.0 or 0 < sampling.top_k < vocabulary
+def _draw(logits_V: np.ndarray, peak: float, wish: Sampling, number: float, scratch: _Scratch) -> int:
+    """Exponents of all ids are float32: that is enough for a sum. What is chosen among is weighed in float64."""
+    temperature = max(wish.temperature, 1e-5)
+    exponents_V = np.subtract(logits_V, np.float32(peak), out=scratch.exponents)
+    exponents_V *= np.float32(1 / temperature)
+    filters = wish.top_p < 1.0 or wish.min_p > 0.0 or 0 < wish.top_k < len(logits_V)
+    if not filters:
+        sums = np.exp(exponents_V, out=scratch.weights).cumsum(dtype=np.float64, out=scratch.sums)
+        return min(int(np.searchsorted(sums, number * sums[-1], side="right")), len(sums) - 1)
+    total = float(np.exp(exponents_V, out=scratch.weights).sum(dtype=np.float64)) if _needs_total(wish) else 1.0
+    for depth in (*_first_depth(wish), *_DEPTHS, np.inf):
+        ids = np.flatnonzero(exponents_V >= -depth)
+        weights = np.exp((logits_V[ids].astype(np.float64) - peak) / temperature)
+        if depth == np.inf or _enough(weights, wish, depth, total):
+            break
+    ids, weights = _by_probability(weights, ids)
+    count = _kept(weights, wish, total)
+    order = np.argsort(ids[:count])
+    sums = weights[:count][order].cumsum()
+    at = int(np.searchsorted(sums, number * sums[-1], side="right"))
+    return int(ids[order[min(at, count - 1)]])
 
 
-def _draw_filtered(probs_RV: Tensor, sampling: list[Sampling], numbers: np.ndarray) -> list[int]:
-    vocabulary = probs_RV.shape[1]
-    top = torch.topk(probs_RV, min(_CANDIDATES, vocabulary), dim=-1)
-    values, indices = top.values.numpy(), top.indices.numpy()
-    tokens = []
-    for r, (wish, number) in enumerate(zip(sampling, numbers, strict=True)):
-        ids, probs = _by_probability(values[r], indices[r])
-        if len(ids) < vocabulary and not _enough(probs, wish):
-            ids, probs = _by_probability(probs_RV[r].numpy(), np.arange(vocabulary))
-        count = _kept(probs, wish)
-        order = np.argsort(ids[:count])
-        sums = probs[:count][order].cumsum()
-        at = int(np.searchsorted(sums, number * sums[-1], side="right"))
-        tokens.append(int(ids[order[min(at, count - 1)]]))
-    return tokens
+def _needs_total(wish: Sampling) -> bool:
+    """top_p is a share of all mass, unless another filter went before it."""
+    return wish.top_p < 1.0 and wish.min_p == 0.0 and wish.top_k == 0
+
+
+def _first_depth(wish: Sampling) -> tuple[float, ...]:
+    """min_p says itself how deep to look; a little more, for float32."""
+    return (-math.log(wish.min_p) * 1.001 + 0.001,) if wish.min_p > 0.0 else ()
 
 
 def _by_probability(probs: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -152,27 +159,26 @@ def _by_probability(probs: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.
     return ids[order], probs[order]
 
 
-def _enough(probs: np.ndarray, wish: Sampling) -> bool:
-    """Whether what the filters keep certainly lies within these leading candidates."""
-    if 0 < wish.top_k < len(probs):
-        return True
+def _enough(weights: np.ndarray, wish: Sampling, depth: float, total: float) -> bool:
+    """Whether what the filters keep certainly lies within these candidates, which are all down to `depth`."""
     if wish.min_p > 0.0:
-        return bool(probs[-1] < wish.min_p * probs[0])
-    return wish.top_k == 0 and bool(probs.sum() > wish.top_p)  # a larger top_k needs its own total
+        return depth >= _first_depth(wish)[0]
+    if wish.top_k > 0:
+        return len(weights) >= wish.top_k
+    return bool(weights.sum() > wish.top_p * total * (1 + 1e-6))
 
 
-def _kept(probs: np.ndarray, wish: Sampling) -> int:
-    """How many of the descending probabilities pass; at least one does."""
-    count = len(probs)
-    total = 1.0
+def _kept(weights: np.ndarray, wish: Sampling, total: float) -> int:
+    """How many of the descending weights pass; at least one does. `total` is the weight of all ids."""
+    count = len(weights)
     if wish.min_p > 0.0:
-        count = max(1, int(np.searchsorted(-probs, -wish.min_p * probs[0], side="right")))
-        total = probs[:count].sum()
-    if 0 < wish.top_k < count:
-        count = wish.top_k
-        total = probs[:count].sum()
+        count = max(1, int(np.searchsorted(-weights, -wish.min_p * weights[0], side="right")))
+        total = weights[:count].sum()
+    if wish.top_k > 0:
+        count = min(wish.top_k, count)
+        total = weights[:count].sum()
     if wish.top_p < 1.0:  # the smallest set whose mass reaches top_p: a token stays if the mass before it doesn't
-        before = probs[:count].cumsum() - probs[:count]
+        before = weights[:count].cumsum() - weights[:count]
         count = max(1, int(np.searchsorted(before, wish.top_p * total, side="left")))
     return count
 
