@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -41,6 +42,6 @@ class Log:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
         line = msgspec.json.encode({"at": stamp, "level": _LEVELS[level], "event": event, **self._common, **fields})
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # a full disk stops the log, not the engine
             self._stream.write(line.decode() + "\n")
             self._stream.flush()

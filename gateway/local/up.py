@@ -26,6 +26,7 @@ __all__ = ["UpError", "up"]
 READY_TIMEOUT_S = 120.0
 """A cold start on a slow disk takes long; a start that hangs should still say so."""
 FAILURES_BEFORE_READY = 3
+_LATER_S = 5.0
 _EXITING = "Application startup failed. Exiting."
 """What uvicorn says after it has said why."""
 
@@ -67,6 +68,7 @@ class _Up:
         self.ready = False
         self.started_ms = int(time.time() * 1000)
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -91,6 +93,8 @@ class _Up:
         if self.ready:
             self.screen.note("stopping: gateway, engines, workers, servers")
         await self.supervisor.stop(self._hurry)
+        if self._later is not None:
+            self._later.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -254,18 +258,29 @@ class _Up:
         return next((t["key"] for t in kept.get("tenants", {}).values() if t.get("key")), "")
 
     def _write_state(self) -> None:
-        self.folder.write(
-            self.folder.state,
-            {
-                "supervisor": os.getpid(),
-                "started_ms": self.started_ms,
-                "ready": self.ready,
-                "stopping": self.supervisor.stopping,
-                "api": self.options.api,
-                "console": self.options.console,
-                "processes": [p.describe() for p in self.supervisor.processes.values()],
-            },
-        )
+        """For `status`. Once all runs, a full disk is no reason to end it: what can't be written is written later."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        try:
+            self.folder.write(self.folder.state, self._state())
+        except OSError as error:
+            if not self.ready:
+                raise
+            if not self.supervisor.stopping:
+                self.screen.note(f"the state can't be written: {error.strerror}")
+                self._later = asyncio.get_running_loop().call_later(_LATER_S, self._write_state)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "supervisor": os.getpid(),
+            "started_ms": self.started_ms,
+            "ready": self.ready,
+            "stopping": self.supervisor.stopping,
+            "api": self.options.api,
+            "console": self.options.console,
+            "processes": [p.describe() for p in self.supervisor.processes.values()],
+        }
 
 
 class _group:
