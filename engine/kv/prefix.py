@@ -8,7 +8,7 @@ P2 a parent's tier is at least as good as its child's, and it is released no ear
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -32,16 +32,14 @@ class PrefixIndex:
         self.block_size = block_size
         self._roots: dict[str, Node] = {}
         self._nodes: dict[int, Node] = {}
-        self._lru: dict[int, OrderedDict[int, None]] = {}  # by tier: unreferenced blocks, oldest release first
+        # by tier: unreferenced blocks, oldest release first
+        self._lru: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)
         self.evictable = 0
         self.version = 0
         """Grows whenever a match could change: lets callers keep a match."""
 
     def root(self, salt: str) -> Node:
-        node = self._roots.get(salt)
-        if node is None:
-            node = self._roots[salt] = Node(None, salt, -1, 0)
-        return node
+        return self._roots.setdefault(salt, Node(None, salt, -1, 0))
 
     def match(self, salt: str, tokens: list[int] | tuple[int, ...], limit: int) -> list[Node]:
         """Longest cached path that covers at most `limit` tokens."""
@@ -54,9 +52,6 @@ class PrefixIndex:
             end += size
         return path
 
-    def child(self, parent: Node, tokens: tuple[int, ...]) -> Node | None:
-        return parent.children.get(tokens)
-
     def insert(self, parent: Node, tokens: tuple[int, ...], block: int, tier: int) -> Node:
         """Add a full, computed block below `parent`; it must not be in the index yet."""
         node = parent.children[tokens] = self._nodes[block] = Node(parent, tokens, block, tier)
@@ -67,19 +62,17 @@ class PrefixIndex:
     def improve(self, node: Node | None, tier: int) -> None:
         """A user of a better tier touched the path up from `node` (keeps P2)."""
         while node is not None and node.block >= 0 and node.tier > tier:
-            queue = self._lru.get(node.tier)
-            if queue is not None and node.block in queue:
-                del queue[node.block]
-                self._queue(tier)[node.block] = None
+            if node.block in self._lru[node.tier]:
+                del self._lru[node.tier][node.block]
+                self._lru[tier][node.block] = None
             node.tier = tier
             node = node.parent
 
     def touch(self, node: Node | None) -> None:
         """The path up from `node` was used now: it goes to the young end of its queue, parents last (P2)."""
         while node is not None and node.block >= 0:
-            queue = self._lru.get(node.tier)
-            if queue is not None and node.block in queue:
-                queue.move_to_end(node.block)
+            if node.block in self._lru[node.tier]:
+                self._lru[node.tier].move_to_end(node.block)
             node = node.parent
 
     def pin(self, block: int) -> None:
@@ -92,7 +85,7 @@ class PrefixIndex:
         node = self._nodes.get(block)
         if node is None:
             return False
-        self._queue(node.tier)[block] = None
+        self._lru[node.tier][block] = None
         self.evictable += 1
         return True
 
@@ -120,12 +113,6 @@ class PrefixIndex:
 
     def holds(self, block: int) -> bool:
         return block in self._nodes
-
-    def _queue(self, tier: int) -> OrderedDict[int, None]:
-        queue = self._lru.get(tier)
-        if queue is None:
-            queue = self._lru[tier] = OrderedDict()
-        return queue
 
     def check(self, refs: list[int], free: Container[int]) -> None:
         """P1, P2 and the counts."""

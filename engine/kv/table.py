@@ -37,7 +37,7 @@ class Table:
             at = self.indexed * size
             key = tuple(tokens[at : at + size])
             parent = self.node or pool.index.root(self.salt)
-            if pool.index.child(parent, key) is not None:
+            if key in parent.children:
                 self.diverged = True
                 return
             self.node = pool.index.insert(parent, key, self.blocks[self.indexed], self.tier)
@@ -49,7 +49,7 @@ class Table:
         while (at + 1) * size <= computed:
             key = tuple(tokens[at * size : (at + 1) * size])
             parent = node or pool.index.root(self.salt)
-            node = pool.index.child(parent, key)
+            node = parent.children.get(key)
             if node is None:
                 if pool.refs[self.blocks[at]] != 1 or pool.index.holds(self.blocks[at]):
                     break
