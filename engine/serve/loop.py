@@ -268,7 +268,8 @@ class StepLoop:
     def heartbeat(self, common: Mapping[str, object]) -> Heartbeat:
         """The state of the engine now; `common` are the fields that never change. Called by the puller's thread."""
         prefill, output = self.meter.rates(time.monotonic())
-        device = self.scheduler.device
+        device, size = self.scheduler.device, self.backend.capacity.block_size
+        running = list(self.scheduler.running.values())
         return Heartbeat(
             **common,  # type: ignore[arg-type]
             state="draining" if self.draining else "ready",
@@ -279,6 +280,7 @@ class StepLoop:
             parked=len(self.scheduler.parked),
             kv_free=len(device.free),
             kv_cached=device.index.evictable,
+            kv_unwritten=sum(max(0, len(s.table.blocks) * size - s.computed) for s in running),
             tokens_per_s=output,
             prefill_tokens_per_s=prefill,
             step_s=self.meter.step_s,
