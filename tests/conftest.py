@@ -35,6 +35,7 @@ _POSTGRES = PostgresServer(
 _VALKEY = ValkeyServer(_FOLDER / "vk", _FOLDER / "vks", secrets.token_hex(16), _FOLDER / "valkey.log", _OWNER)
 
 os.environ |= {
+    "GOMP_SPINCOUNT": "0",  # threads that spin for each other make tests on a busy machine many times slower
     "DJANGO_SETTINGS_MODULE": "gateway.settings",
     "DATABASE_URL": _POSTGRES.url,
     "REDIS_URL": _VALKEY.url,

@@ -19,9 +19,13 @@ BACKENDS: Mapping[str, str] = {
 }
 """Name to module. The module has a function `create(**options) -> Backend`."""
 
-_SPIN_COUNT = "0"
-"""Threads that wait for each other sleep at once. Spinning (the default) gains microseconds on an idle machine, but
-with any busy neighbour it burns the very core the other thread waits for: steps then take many times as long."""
+_ENVIRONMENT: Mapping[str, str] = {"GOMP_SPINCOUNT": "0", "THP_MEM_ALLOC_ENABLE": "1"}
+"""Read once, when torch is loaded; what the operator has set stays.
+
+Threads that wait for each other sleep at once: spinning (the default) gains microseconds on an idle machine, but with
+any busy neighbour it burns the very core the other thread waits for, and steps take many times as long. Weights and KV
+lie in huge pages where the system offers them: attention over scattered blocks then takes a fifth less.
+"""
 
 
 def create(name: str, options: Mapping[str, Any]) -> Backend:
@@ -29,6 +33,7 @@ def create(name: str, options: Mapping[str, Any]) -> Backend:
     module = BACKENDS.get(name)
     if module is None:
         raise ValueError(f"unknown backend {name!r}: {', '.join(BACKENDS)}")
-    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read once, when torch loads its OpenMP library
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     backend: Backend = importlib.import_module(module).create(**options)
     return backend
