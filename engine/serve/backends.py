@@ -48,5 +48,6 @@ def build_scheduler(policy: str, capacity: Capacity, options: Options) -> Schedu
         whole_prefill=options.whole_prefill,
         adaptive_chunk=not options.whole_prefill,
         preempt=options.preempt,
+        express_rows=options.express_rows,
     )
     return create(policy, config)

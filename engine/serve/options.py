@@ -52,6 +52,7 @@ class Options:
     prefix_cache: bool
     whole_prefill: bool
     preempt: bool
+    express_rows: int
     log_level: str
 
 
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--no-prefix-cache", action="store_true", help="compute every prompt anew (to compare)")
     add("--whole-prefill", action="store_true", help="never split a prompt over several steps (to compare)")
+    add("--express-rows", type=int, default=-1, help="rows kept for tenants that run little (default: the scheduler's)")
     add("--no-preemption", action="store_true", help="never evict running work for a better tier (to compare)")
     add(
         "--drain-seconds",
@@ -175,5 +177,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         prefix_cache=not a.no_prefix_cache,
         whole_prefill=a.whole_prefill,
         preempt=not a.no_preemption,
+        express_rows=a.express_rows,
         log_level=a.log_level,
     )
