@@ -277,6 +277,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Running sequences by tier name."""
     made: dict[str, int] = {}
     """Output tokens since `started_ms` by `tier:tenant`: counters, so that any reader can make rates of them."""
+    shadow: dict[str, dict[str, int]] = {}
+    """By shadow policy: plans asked of it, how many differed from the real one, how many were cut short by the cap."""
     kv_unwritten: int = 0
     """Token slots that running sequences hold and have not written: waste, as a part of all slots of blocks in use."""
     threads: int = 0

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import time
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import FrameType
 
 from engine.backends.contract import Backend
@@ -17,7 +19,9 @@ from engine.serve.log import Log
 from engine.serve.loop import EXIT_FAULT, StepLoop
 from engine.serve.options import Options, parse
 from engine.serve.puller import Listener, Puller
+from engine.serve.recording import Tape
 from engine.serve.sender import Sender
+from engine.serve.shadow import Divergence, Shadow
 from engine.text import Tokenizer
 
 _FLUSH_S = 10.0
@@ -35,17 +39,28 @@ class Engine:
             connect(options.redis_url), keys, backend.card, options.engine, options.pool, options.lease_ms, link, log
         )
         self.listener = Listener(connect(options.redis_url), keys, options.engine, options.pool, link)
-        scheduler = build_scheduler(options.policy, backend.capacity, options)
+        self.tape = Tape(Path(options.record), options.record_mib << 20, log) if options.record else None
+        scheduler = build_scheduler(backend.capacity, options, self.tape)
         tokenizer = Tokenizer(backend.card)
         self.loop = StepLoop(backend, scheduler, tokenizer, options.engine, link, self.sender, log, options.drain_s)
+        if options.shadow:
+            cap_s = options.shadow_cap_ms / 1000
+            self.loop.shadow = Shadow(
+                scheduler, options.shadow, options.shadow_every, cap_s, self._differs, time.perf_counter
+            )
         facts = _facts(options, backend)
         self.puller.heartbeat = lambda: self.loop.heartbeat(facts)
+
+    def _differs(self, found: Divergence) -> None:
+        if self.tape is not None:
+            self.tape.tell(("differs", found))
+        self.log.info("shadow_differs", **asdict(found))
 
     def run(self) -> int:
         """Serve until drained, refused or broken. The exit status."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
-        for thread in (self.sender, self.puller, self.listener):
+        for thread in filter(None, (self.tape, self.sender, self.puller, self.listener)):
             thread.start()
         status = EXIT_FAULT
         try:
@@ -73,6 +88,8 @@ class Engine:
             except Exception as error:  # Redis is away: the lease lapses by itself
                 self.log.warning("not_left", error=type(error).__name__)
         self.sender.stop()
+        if self.tape is not None:
+            self.tape.close(f"the engine stopped with status {status}", _FLUSH_S)
         self.backend.close()
         self.log.info("stopped", status=status)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from engine.backends.contract import Backend, Capacity
 from engine.backends.registry import create as create_backend
-from engine.scheduler import Scheduler, SchedulerConfig, create
+from engine.scheduler import POLICIES, Scheduler, SchedulerConfig, create
 from engine.serve.options import Options
+from engine.serve.recording import Recorded, Tape
 
 __all__ = ["build_backend", "build_scheduler"]
 
@@ -30,7 +31,7 @@ def build_backend(options: Options) -> Backend:
     return create_backend(options.backend, given | {name: value for name, value in sizes.items() if value})
 
 
-def build_scheduler(policy: str, capacity: Capacity, options: Options) -> Scheduler:
+def build_scheduler(capacity: Capacity, options: Options, tape: Tape | None) -> Scheduler:
     """For what the backend can hold, or less where the command line says so."""
     rows = min(options.max_rows or capacity.max_rows, capacity.max_rows)
     tokens = min(options.max_step_tokens or capacity.max_step_tokens, capacity.max_step_tokens)
@@ -50,4 +51,4 @@ def build_scheduler(policy: str, capacity: Capacity, options: Options) -> Schedu
         preempt=options.preempt,
         express_rows=options.express_rows,
     )
-    return create(policy, config)
+    return Recorded(config, POLICIES[options.policy](), tape.tell) if tape else create(options.policy, config)

@@ -26,6 +26,7 @@ from engine.serve.log import Log
 from engine.serve.meter import Meter
 from engine.serve.roster import Roster
 from engine.serve.sender import Sender
+from engine.serve.shadow import Shadow
 from engine.text import Tokenizer
 
 __all__ = ["EXIT_FAULT", "EXIT_REFUSED", "StepLoop"]
@@ -74,6 +75,7 @@ class StepLoop:
         self._in_step: set[int] = set()
         """Sequences that a failure of the step would concern."""
         self._pause_s = 0.0
+        self.shadow: Shadow | None = None
 
     def drain(self) -> None:
         """Take no more work; what still runs after `drain_s` is ended. Safe to call from a signal handler."""
@@ -164,6 +166,8 @@ class StepLoop:
     def _step(self) -> None:
         now = time.monotonic()
         plan = self.scheduler.plan(now, self._news())
+        if self.shadow is not None:
+            self.shadow.look(plan, now)
         self._pause_s = _EMPTY_PLAN_S if plan.empty else 0.0
         self._in_step = {s.sequence for s in plan.slices}
         outcome = self.backend.execute(plan)
@@ -286,4 +290,5 @@ class StepLoop:
             step_s=self.meter.step_s,
             by_tier=self.roster.running_by_tier(),
             made=self.roster.made.copy(),
+            shadow=dict(self.shadow.counts) if self.shadow is not None else {},
         )

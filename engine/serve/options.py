@@ -53,6 +53,11 @@ class Options:
     whole_prefill: bool
     preempt: bool
     express_rows: int
+    record: str
+    record_mib: int
+    shadow: tuple[str, ...]
+    shadow_every: int
+    shadow_cap_ms: float
     log_level: str
 
 
@@ -115,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--whole-prefill", action="store_true", help="never split a prompt over several steps (to compare)")
     add("--express-rows", type=int, default=-1, help="rows kept for tenants that run little (default: the scheduler's)")
     add("--no-preemption", action="store_true", help="never evict running work for a better tier (to compare)")
+    _add_watching(p)
     add(
         "--drain-seconds",
         type=float,
@@ -138,6 +144,34 @@ def _parser() -> argparse.ArgumentParser:
     return p
 
 
+def _add_watching(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("watching the scheduler")
+    add = group.add_argument
+    add(
+        "--record",
+        default="",
+        metavar="FILE",
+        help="write all that the scheduler is told and decides, without any token, for `sluice replay`; {engine} in "
+        "the name stands for the engine's; an older file becomes FILE.1",
+    )
+    add("--record-mib", type=int, default=256, help="size at which the recording stops (default: %(default)s)")
+    add(
+        "--shadow",
+        default="",
+        metavar="POLICY[,POLICY]",
+        help="let other policies plan on the same view and count where they differ; nothing they decide is carried out",
+    )
+    add("--shadow-every", type=int, default=50, metavar="K", help="in every K-th step (default: %(default)s)")
+    add("--shadow-cap-ms", type=float, default=2.0, metavar="MS", help="for at most so long (default: %(default)s)")
+
+
+def _shadow(parser: argparse.ArgumentParser, names: str) -> tuple[str, ...]:
+    policies = tuple(dict.fromkeys(filter(None, names.split(","))))
+    if unknown := sorted(set(policies) - set(POLICIES)):
+        parser.error(f"--shadow: unknown policy {unknown[0]}; known are {', '.join(sorted(POLICIES))}")
+    return policies
+
+
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line. Exits with status 2 and a sentence when it is wrong."""
     parser = _parser()
@@ -153,9 +187,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     not_negative = (a.threads, a.max_rows, a.max_step_tokens, a.context, a.host_memory_mib, a.drain_seconds)
     if min(*not_negative, a.batch_window_ms) < 0 or a.kv_memory_mib < 1:
         parser.error("sizes, counts and seconds can't be negative, and KV blocks need at least 1 MiB")
+    if min(a.record_mib, a.shadow_every, a.shadow_cap_ms) <= 0:
+        parser.error("--record-mib, --shadow-every and --shadow-cap-ms must be more than 0")
+    engine = a.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     return Options(
         pool=a.pool,
-        engine=a.id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+        engine=engine,
         backend=a.backend,
         model=a.model,
         model_name=a.model_name or a.pool,
@@ -178,5 +215,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         whole_prefill=a.whole_prefill,
         preempt=not a.no_preemption,
         express_rows=a.express_rows,
+        record=a.record.replace("{engine}", engine),
+        record_mib=a.record_mib,
+        shadow=_shadow(parser, a.shadow),
+        shadow_every=a.shadow_every,
+        shadow_cap_ms=a.shadow_cap_ms,
         log_level=a.log_level,
     )

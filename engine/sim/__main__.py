@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
 from engine.scheduler import POLICIES, SchedulerConfig
 from engine.sim.experiments import EXPERIMENTS
@@ -44,21 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _progress(total: int) -> Callable[[int], None] | None:
-    if not sys.stderr.isatty():
-        return None
-    shown = -1
-
-    def show(done: int) -> None:
-        nonlocal shown
-        part = 40 * done // max(1, total)
-        if part != shown:
-            shown = part
-            print(f"\r[{'#' * part:<40}] {done}/{total}", end="\n" if done == total else "", file=sys.stderr)  # noqa: T201
-
-    return show
-
-
 def _run(options: argparse.Namespace) -> int:
     each = max(1, options.requests // options.tenants)
     rate = options.rate / options.tenants
@@ -73,7 +61,11 @@ def _run(options: argparse.Namespace) -> int:
         max_step_tokens=options.step_tokens,
     )
     world = World(config, options.policy, options.engines, truth=COSTS[options.cost])
-    world.run(arrivals, progress=_progress(len(arrivals) if isinstance(arrivals, list) else each * len(sources)))
+    total = len(arrivals) if isinstance(arrivals, list) else each * len(sources)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        requests = bar.add_task("requests", total=total)
+        world.run(arrivals, progress=lambda done: bar.update(requests, completed=done))
     result = summary(world)
     if options.plot:
         waits: dict[str, list[tuple[float, float]]] = {}

@@ -1,169 +1,160 @@
-"""Record every call a scheduler gets, play it again, and tell where plans differ. Shadow mode does that live.
-
-`python -m engine.sim.replay FILE` proves that the plans are identical; with `--policy NAME` it shows what that policy
-would have planned on the very same views.
-"""
+"""Play an engine's recording again: the same events must give the same plans. Other policies may plan beside them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.scheduler import POLICIES, Scheduler, SchedulerConfig, create
-from engine.scheduler.contract import Accounts, Advance, Request, Room
+from engine.scheduler.contract import Accounts, Request
 from engine.scheduler.step import StepOutcome, StepPlan
+from engine.serve.recording import VERSION
+from engine.serve.shadow import Divergence, compare
 
-__all__ = ["Divergence", "Recorder", "Shadow", "compare", "main", "replay"]
+__all__ = ["Broken", "Replay", "main"]
 
+_EPILOG = """examples:
+  sluice up --engine-options "--record engine.jsonl"    (or: sluice engine … --record engine.jsonl)
+  sluice replay engine.jsonl                            the plans come out the same, or the first difference is shown
+  sluice replay engine.jsonl --policy fcfs              what fcfs would have planned on the same views
+  sluice replay engine.jsonl --policy fcfs --policy priority    these two against each other
 
-class Recorder:
-    """A scheduler whose calls go to `write`, one JSON line each. It decides nothing itself."""
-
-    def __init__(self, scheduler: Scheduler, write: Callable[[bytes], object]) -> None:
-        self._scheduler, self._write = scheduler, write
-        config = msgspec.to_builtins(scheduler.config, str_keys=True)
-        self._line(["config", scheduler.policy.name, config])
-
-    def _line(self, item: list[Any]) -> None:
-        self._write(msgspec.json.encode(item) + b"\n")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
-
-    def submit(self, request: Request, now: float) -> None:
-        self._line(["submit", now, request])
-        self._scheduler.submit(request, now)
-
-    def end(self, sequence: int, now: float) -> None:
-        self._line(["end", now, sequence])
-        self._scheduler.end(sequence, now)
-
-    def plan(self, now: float, accounts: Accounts | None = None) -> StepPlan:
-        plan = self._scheduler.plan(now, accounts)
-        told = None
-        if accounts is not None:
-            told = [list(accounts.deficits.items()), [[*key, v] for key, v in accounts.counters.items()]]
-        self._line(["plan", now, told, plan])
-        return plan
-
-    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> tuple[Advance, ...]:
-        self._line(["commit", now, outcome])
-        return self._scheduler.commit(plan, outcome, now)
-
-    def room(self, now: float) -> Mapping[int, Room]:
-        return self._scheduler.room(now)
+exit status: 0 when every recorded plan came out the same, 1 when one did not, 2 for a recording that can't be read to
+             its end (cut off, or not a recording)
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Two plans on one view: sequences that only one of them computes, starts or parks."""
-
-    step: int
-    policy: str
-    only_recorded: tuple[int, ...]
-    only_other: tuple[int, ...]
-    parks: tuple[int, int]
+class Broken(ValueError):
+    """The recording can't be played on from here."""
 
 
-def compare(recorded: StepPlan, other: StepPlan, policy: str) -> Divergence | None:
-    """None when both would compute the same slices and park the same sequences."""
-    if recorded.slices == other.slices and recorded.parks == other.parks:
-        return None
-    ours, theirs = ({s.sequence for s in plan.slices} for plan in (recorded, other))
-    only = tuple(sorted(ours - theirs)), tuple(sorted(theirs - ours))
-    return Divergence(recorded.step, policy, *only, (len(recorded.parks), len(other.parks)))
+class Replay:
+    """One recording. Iterating plays it: a Divergence where a plan differs from the recorded one (that is the end), or
+    where the compared policies differ from each other."""
 
-
-class Shadow:
-    """Every k-th step other policies plan on the same view, inside a time cap; differences go to `tell`."""
-
-    def __init__(
-        self, scheduler: Scheduler, policies: Sequence[str], tell: Callable[[Divergence], object],
-        clock: Callable[[], float], every: int = 50, cap_s: float = 0.005,
-    ) -> None:  # fmt: skip
-        self._scheduler, self._tell, self._clock = scheduler, tell, clock
+    def __init__(self, lines: Iterable[bytes], policies: Sequence[str] = ()) -> None:
+        self._lines = lines
         self._policies = [POLICIES[name]() for name in policies]
-        self._every, self._cap_s = every, cap_s
-        self.asked: Counter[str] = Counter()
-        self.differed: Counter[str] = Counter()
+        self.plans = 0
+        self.identical = True
+        self.ended = ""
+        """Why the recording stopped; empty while it has not been played to its end."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
+    def __iter__(self) -> Iterator[Divergence]:
+        scheduler: Scheduler | None = None
+        plan = StepPlan(0)
+        for number, line in enumerate(self._lines, 1):
+            try:
+                name, *rest = msgspec.json.decode(line)
+                if scheduler is None:
+                    scheduler = _begin(name, rest)
+                elif name == "plan":
+                    plan = scheduler.plan(rest[0], _accounts(rest[1]))
+                    yield from self._compare(scheduler, msgspec.convert(rest[2], StepPlan), plan, rest[0])
+                elif name == "stop":
+                    self.ended = rest[0]
+                else:
+                    _apply(scheduler, name, rest, plan)
+            except (ValueError, LookupError, TypeError, AssertionError) as error:  # msgspec's errors are ValueErrors
+                raise Broken(f"line {number} can't be played: {error}") from error
+            if not self.identical:
+                return
+        if not self.ended:
+            raise Broken("it has no last line: it was cut off, or its engine was killed")
 
-    def plan(self, now: float, accounts: Accounts | None = None) -> StepPlan:
-        plan = self._scheduler.plan(now, accounts)
-        if plan.step % self._every == 0:
-            began = self._clock()
-            for policy in self._policies:
-                if self._clock() - began > self._cap_s:
-                    break
-                self.asked[policy.name] += 1
-                found = compare(plan, self._scheduler.propose(policy, now), policy.name)
-                if found is not None:
-                    self.differed[policy.name] += 1
-                    self._tell(found)
-        return plan
+    def _compare(self, scheduler: Scheduler, recorded: StepPlan, plan: StepPlan, now: float) -> Iterator[Divergence]:
+        self.plans += 1
+        found = compare(recorded, plan, scheduler.policy.name)
+        if found is not None:
+            self.identical = False
+            yield found
+            return
+        proposed = [plan, *(scheduler.propose(policy, now) for policy in self._policies)]
+        first = proposed[1 if len(self._policies) > 1 else 0]
+        for policy, other in zip(self._policies, proposed[1:], strict=True):
+            if other is not first and (found := compare(first, other, policy.name)) is not None:
+                yield found
 
 
-def _config(values: dict[str, Any]) -> SchedulerConfig:
-    values["floors"] = {int(tier): share for tier, share in values["floors"].items()}
-    values["sheddable"] = frozenset(values["sheddable"])
-    return SchedulerConfig(**values)
+def _begin(name: str, rest: list[Any]) -> Scheduler:
+    if name != "recording" or rest[0] != VERSION:
+        raise ValueError(f"this is no recording of version {VERSION}")
+    return create(rest[1], msgspec.convert(rest[2], SchedulerConfig, str_keys=True))
 
 
-def replay(lines: Iterable[bytes], policy: str | None = None) -> Iterator[Divergence | None]:
-    """For every recorded plan: None if it comes out the same again (or `policy` would have planned it too)."""
-    scheduler: Scheduler | None = None
-    other = POLICIES[policy]() if policy else None
-    plan = StepPlan(0)
-    for line in lines:
-        kind, *rest = msgspec.json.decode(line)
-        if kind == "config":
-            scheduler = create(rest[0], _config(rest[1]))
-            continue
-        if scheduler is None:
-            raise ValueError("the recording does not begin with its configuration")
-        now = rest[0]
-        if kind == "submit":
-            scheduler.submit(msgspec.convert(rest[1], Request), now)
-        elif kind == "end":
-            scheduler.end(rest[1], now)
-        elif kind == "plan":
-            accounts = rest[1] and Accounts(dict(rest[1][0]), {(t, n): v for t, n, v in rest[1][1]})
-            recorded = msgspec.convert(rest[2], StepPlan)
-            plan = scheduler.plan(now, accounts)
-            if other is None:
-                yield compare(recorded, plan, scheduler.policy.name) if recorded != plan else None
-            else:
-                yield compare(recorded, scheduler.propose(other, now), other.name)
-        else:
-            scheduler.commit(plan, msgspec.convert(rest[1], StepOutcome), now)
+def _accounts(told: list[Any] | None) -> Accounts | None:
+    return Accounts(dict(told[0]), {(tier, tenant): v for tier, tenant, v in told[1]}) if told else None
+
+
+def _apply(scheduler: Scheduler, name: str, rest: list[Any], plan: StepPlan) -> None:
+    """One event that is not a plan."""
+    match name:
+        case "submit":
+            scheduler.submit(msgspec.convert(rest[1], Request), rest[0])
+        case "end":
+            scheduler.end(rest[1], rest[0])
+        case "commit":
+            scheduler.commit(plan, msgspec.convert(rest[1], StepOutcome), rest[0])
+        case "told":
+            scheduler.take_charges()
+        case "differs":
+            pass
+        case _:
+            raise ValueError(f"unknown event {name!r}")
+
+
+def _play(replay: Replay, show: int) -> Counter[str]:
+    """Play to the end and print the first differences. How many there were, by policy."""
+    differ: Counter[str] = Counter()
+    for d in replay:
+        differ[d.policy] += 1
+        if differ.total() <= show:
+            what = f"{d.policy} plans otherwise" if replay.identical else "the plan is not the recorded one"
+            print(f"step {d.step}: {what}: {', '.join(d.parts)} differ", end="")  # noqa: T201
+            print(f"; only there {list(d.only_first)}, only here {list(d.only_second)}")  # noqa: T201
+    return differ
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sluice replay",
+        description="Play what an engine recorded (--record) through the scheduler again.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recording", type=Path)
+    parser.add_argument("--policy", action="append", default=[], choices=sorted(POLICIES), help="compare these too")
+    parser.add_argument("--show", type=int, default=10, help="differences to print (default: %(default)s)")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="sluice replay", description="Play a recorded scheduler again.")
-    parser.add_argument("recording", type=Path)
-    parser.add_argument("--policy", choices=sorted(POLICIES), help="compare with another policy on the same views")
-    parser.add_argument("--show", type=int, default=10, help="differences to print")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         with options.recording.open("rb") as file:
-            found = list(replay(file, options.policy))
-    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
-        print(f"sluice replay: {options.recording}: {error}", file=sys.stderr)  # noqa: T201
+            replay = Replay(file, options.policy)
+            differ = _play(replay, options.show)
+    except Broken as error:
+        so_far = f"the {replay.plans} plans before that are as recorded"
+        print(f"sluice replay: {options.recording}: {error}; {so_far}", file=sys.stderr)  # noqa: T201
         return 2
-    different = [d for d in found if d is not None]
-    for divergence in different[: options.show]:
-        print(divergence)  # noqa: T201
-    print(f"{len(found)} plans, {len(different)} different")  # noqa: T201
-    return 1 if different and options.policy is None else 0
+    except OSError as error:
+        print(f"sluice replay: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    if not replay.identical:
+        print(f"{replay.plans} plans, the last is not the recorded one")  # noqa: T201
+        return 1
+    print(f"{replay.plans} plans, all as recorded; the recording ended because {replay.ended}")  # noqa: T201
+    for name in options.policy[-1:] if len(options.policy) == 2 else options.policy:
+        against = f" from {options.policy[0]}" if len(options.policy) > 1 else ""
+        print(f"{name} differs{against} in {differ[name]}")  # noqa: T201
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ __all__ = ["collect", "render", "stop_supervisor"]
 
 _ENGINE_FIELDS = (
     *("engine", "pool", "backend", "state", "pid", "running", "waiting", "parked", "kv_blocks", "kv_free"),
-    *("kv_cached", "kv_unwritten", "block_size", "tokens_per_s", "threads", "device", "dtype"),
+    *("kv_cached", "kv_unwritten", "block_size", "tokens_per_s", "threads", "device", "dtype", "shadow"),
 )
 
 

@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler import Scheduler, SchedulerConfig, create
+from engine.scheduler import SchedulerConfig
 from engine.sim.__main__ import main
-from engine.sim.replay import Divergence, Recorder, Shadow
-from engine.sim.replay import main as replay_main
 from engine.sim.report import jain, percentile, plot, summary
 from engine.sim.workload import ARRIVALS, LENGTHS, Arrival, Source, read_trace, stream
 from engine.sim.world import COSTS, World
@@ -96,45 +94,6 @@ def test_an_engine_learns_the_cost_of_a_machine_it_was_not_told_of() -> None:
     world = World(CONFIG, truth=COSTS["gpu"]).run(stream([replace(s, count=40) for s in SOURCES]))
     cost = world.fleet[0].scheduler.cost
     assert cost.prefill_seconds(200) == pytest.approx(200 * COSTS["gpu"][1], rel=0.3)
-
-
-def test_a_recording_replays_identically_and_shows_where_another_policy_differs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "calls.jsonl"
-    with path.open("wb") as file:
-        World(CONFIG, make=lambda policy, config: Recorder(create(policy, config), file.write)).run(stream(SOURCES))
-    assert replay_main([str(path)]) == 0
-    assert capsys.readouterr().out.endswith(" 0 different\n")
-    assert replay_main([str(path), "--policy", "fcfs", "--show", "1"]) == 0
-    assert "Divergence" in capsys.readouterr().out
-    lines = path.read_bytes().splitlines(keepends=True)
-    at = next(i for i, line in enumerate(lines) if line.startswith(b'["submit"'))
-    path.write_bytes(b"".join(lines[:at] + lines[at + 1 :]))
-    assert replay_main([str(path)]) != 0
-
-
-def test_a_shadow_reports_differences_and_changes_nothing() -> None:
-    found: list[Divergence] = []
-
-    def make(policy: str, config: SchedulerConfig) -> Shadow:
-        return Shadow(create(policy, config), ["fcfs", "tiered"], found.append, lambda: 0.0, every=5)
-
-    shadowed = World(CONFIG, make=make).run(stream(SOURCES))
-    plain = World(CONFIG).run(stream(SOURCES))
-    assert summary(shadowed) == summary(plain)
-    shadow = shadowed.fleet[0].scheduler
-    assert isinstance(shadow, Shadow)
-    assert shadow.differed["fcfs"] == len(found) > 0
-    assert shadow.differed["tiered"] == 0
-
-
-def test_a_shadow_stops_at_its_time_cap() -> None:
-    ticks = iter(range(1000))
-    scheduler = Shadow(create("tiered"), ["fcfs", "fair"], lambda _: None, lambda: float(next(ticks)), every=1)
-    scheduler.plan(0.0)
-    assert sum(scheduler.asked.values()) == 0
-    assert isinstance(scheduler._scheduler, Scheduler)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
