@@ -139,6 +139,12 @@ def engine(context: typer.Context) -> None:
     _become(["-m", "engine.serve", *context.args])
 
 
+@app.command(context_settings=PASS_ON)
+def paced(context: typer.Context) -> None:
+    """Run an engine of exactly known timing, to measure what stands in front of it (`python -m engine.paced`)."""
+    _become(["-m", "engine.paced", *context.args])
+
+
 @models.command("pull", context_settings=PASS_ON)
 def models_pull(context: typer.Context) -> None:
     """Fetch a model, check its hash, keep it in the data folder (arguments of `python -m engine.models pull`)."""

@@ -18,7 +18,8 @@ from engine.serve.sender import Sender
 __all__ = ["QueueFace", "card"]
 
 _ROOM = 1_000_000
-_LEASE_MS = 2000
+_LEASE_MS = 10_000
+"""Longer than an engine that computes has it: here nothing is to be found out about its death."""
 _IDLE_S = 0.2
 
 

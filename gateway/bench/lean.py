@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from gateway.bench.client import Unreachable
+
 __all__ = ["Front", "Stamps", "hold_idle", "hold_unread", "steady"]
 
 _TOKEN = b'"content":"'
@@ -186,7 +188,7 @@ async def steady(
 async def hold_idle(front: Front, count: int, wait_s: float = 120.0) -> Callable[[], None]:
     """Open `count` streams that say one token and then nothing. Returns what closes them.
 
-    Raises OSError or TimeoutError.
+    Raises Unreachable or TimeoutError.
     """
     request = front.request("pace 50 hold", 1000)
     opening = asyncio.Semaphore(_OPENING)
@@ -205,7 +207,7 @@ async def hold_idle(front: Front, count: int, wait_s: float = 120.0) -> Callable
             await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
             started.cancel()
             if stamps.wrong:
-                raise OSError(f"{front.name}: an idle stream was not begun: {stamps.wrong}")
+                raise Unreachable(f"{front.name}: an idle stream was not begun: {stamps.wrong}")
 
     def close() -> None:
         for caller in callers:

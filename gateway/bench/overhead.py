@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from gateway.bench.client import Unreachable
 from gateway.bench.lean import Front, Stamps, hold_idle, hold_unread, steady
 from gateway.bench.metrics import Spread
 
@@ -177,7 +178,7 @@ class Idle:
 
 async def idle_memory(front: Front, streams: int, settle_s: float = 2.0) -> Idle:
     """Resident memory of the front's processes before and while. Says something only the first time: a process seldom
-    gives memory back. Raises OSError or TimeoutError when they can't be opened."""
+    gives memory back. Raises Unreachable or TimeoutError when they can't be opened."""
     before = resident_mib(front.pids)
     close = await hold_idle(front, streams)
     await asyncio.sleep(settle_s)
@@ -232,7 +233,7 @@ async def _readers(front: Front, clients: int, seconds: float) -> tuple[float, f
     gaps = Spread.of(b - a for s in found for a, b in pairwise(s.tokens_s) if a >= start)
     if gaps is None or gaps.p99 is None:
         wrong = {s.wrong for s in found if s.wrong}
-        raise OSError(f"{front.name}: the readers got too little ({', '.join(wrong) or 'no error'})")
+        raise Unreachable(f"{front.name}: the readers got too little ({', '.join(wrong) or 'no error'})")
     return gaps.p99, grown
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from engine.paced.http import HttpFace
 from engine.paced.pace import Agenda, Pace, Stream
+from gateway.bench.client import Unreachable
 from gateway.bench.lean import Front, hold_idle, steady
 from gateway.bench.overhead import Idle, Plan, compare, idle_memory
 from gateway.bench.overhead_show import as_markdown, rows, to_dict
@@ -79,7 +80,7 @@ async def test_a_refused_request_is_told(upstream: str) -> None:
         Front("full", base), streams=1, prompt="pace 1 9", tokens=1, until=until, spread_s=0, pause_s=0
     )
     assert {s.wrong for s in found if s.wrong} == {"status 429"}
-    with pytest.raises(OSError, match="status 429"):
+    with pytest.raises(Unreachable, match="status 429"):
         await hold_idle(Front("full", base), 1)
     server.close()
 
