@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for the `llama-server` binary in llama.cpp's own server tests and starts the real one on a model that is here.
+"""Stands in for the `llama-server` binary in llama.cpp's own server tests: starts the real one on a model that is here.
 
 Their fixtures name models of a hub; each becomes `LLAMA_MODEL` (a GGUF). All other flags go through as they are.
 `LLAMA_SERVER` is the real binary.
