@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -22,6 +23,15 @@ from tests.runner.driver import Driver, greedy
 
 KL_BOUND = 0.006
 """Nats, mean over all positions of TEXTS; docs/benchmarks.md states what was measured."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine two threads wait for each other at every product."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
