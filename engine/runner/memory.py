@@ -37,8 +37,8 @@ class KVMemory:
         self._copy(self.store.data, device, self._host, host)
 
     def restore(self, host: Sequence[int], device: Sequence[int]) -> None:
-        """Copy host blocks to device blocks, pairwise."""
-        self._copy(self._host, host, self.store.data, device)
+        """Copy host blocks to the first device blocks, pairwise; the device blocks after them are room to grow."""
+        self._copy(self._host, host, self.store.data, device[: len(host)])
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy device blocks (source, target) in order."""

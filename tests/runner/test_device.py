@@ -58,6 +58,18 @@ def test_a_block_comes_back_as_it_went_and_others_stay() -> None:
         memory.park((0, 1), (2,))
 
 
+def test_a_sequence_may_come_back_with_room_to_grow() -> None:
+    memory = KVMemory(4, 2, 2, HeadShape(2, 1, 8), 4, torch.float32, LateDevice())
+    memory.store.data.copy_(torch.randn_like(memory.store.data))
+    before = memory.store.data.clone()
+    memory.park((0,), (1,))
+    memory.restore((1,), (2, 3))
+    memory.fence()
+    assert torch.equal(memory.store.data, before[[0, 1, 0, 3]])
+    with pytest.raises(ValueError, match="2 blocks can't be copied to 1"):
+        memory.restore((0, 1), (2,))
+
+
 def test_a_device_that_is_not_there_is_refused_with_the_reason() -> None:
     assert open_device("cpu").name == "cpu"
     with pytest.raises(ValueError, match="unknown device 'tpu'"):
