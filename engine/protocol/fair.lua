@@ -1,4 +1,4 @@
--- The fair queue: which request a pool serves next. Its twin, with the rules F1-F3, is fair.py. Whole numbers only.
+-- The fair queue: which request a pool serves next. Its twin, with the rules F1-F4, is fair.py. Whole numbers only.
 
 local UNIT = 1000                -- counters and deficits are thousandths of a weighted token
 local GATE = 64 * UNIT           -- so far above the smallest active counter of its tier a tenant may still go
@@ -6,6 +6,11 @@ local QUANTUM = 1024 * UNIT      -- a floor is due once this much is saved up
 local DEFICIT_CAP = 8192 * UNIT
 local FLOORS = {0, 100, 50}      -- guaranteed share in thousandths, by tier rank; the last holds for all ranks beyond
 local HEADS = 256                -- heads of one tier that a choice looks at
+local LEAD = 8192 * UNIT         -- a light tenant so far above the least served heavy one has to queue as all do
+local TENANTS = 1024             -- least served tenants of a tier among whom its rows are shared out
+local MISSED = 10                -- rows are kept until no more than so many thousandths of light requests find none
+local KEPT = 64                  -- most rows kept in one engine
+local LIGHT_EVERY = 16           -- requests over which the part of light ones is averaged
 local LATE_EVERY = 16            -- after so many others of its tier a late request goes first
 
 -- Members of a tier's queues: a tenant, "~request" for one that was lost and queued again, "!tenant" for late ones.
@@ -93,10 +98,57 @@ local function fair_charge(p, pool, tier, tenant, cost)
   add_deficit(p, pool, tier, -cost)
 end
 
--- By tier: requests pulled since a late one was.
-local function fair_passed(p, r)
+-- By tier: requests pulled since a late one was. Under '+': thousandths of those pulled lately that were light tenants'.
+local function fair_passed(p, r, light)
   local key = p .. 'passed:' .. r.pool
   if kind_of(r.member) == '!' then redis.call('HDEL', key, r.tier) else redis.call('HINCRBY', key, r.tier, 1) end
+  local part = tonumber(redis.call('HGET', key, '+')) or 0
+  redis.call('HSET', key, '+', int(part + math.floor(((light and 1000 or 0) - part) / LIGHT_EVERY)))
+end
+
+-- The max-min fair share of a tier's rows, running and offered, and the counter up to which a tenant within it is light (nil:
+-- there is no heavy one).
+local function line_of(p, pool, tier, credit)
+  local members, names = redis.call('ZRANGE', actives(p, pool, tier), 0, TENANTS - 1), {}
+  if #members == 0 then return {share = 1} end
+  for i, tenant in ipairs(members) do names[i] = tier .. ':' .. tenant end
+  local demands, ordered = redis.call('HMGET', p .. 'open_by_tier:' .. pool, unpack(names)), {}
+  for i, demand in ipairs(demands) do ordered[i] = tonumber(demand) end
+  table.sort(ordered)
+  local left = (credit[tier] or 0) + (credit['+'] or 0) + (tonumber(redis.call('HGET', p .. 'running:' .. pool, tier)) or 0)
+  local share
+  for i, demand in ipairs(ordered) do
+    share = math.max(1, math.floor(left / (#ordered - i + 1)))
+    if demand > share then break end
+    left = left - demand
+  end
+  for i, name in ipairs(names) do
+    if tonumber(demands[i]) > share then return {share = share, limit = counter_of(p, pool, name) + LEAD} end
+  end
+  return {share = share}
+end
+
+local function fair_lines(p, pool, credit)
+  local lines = {}
+  for _, t in ipairs(queued_tiers(p, pool)) do lines[t[1]] = line_of(p, pool, t[1], credit) end
+  return lines
+end
+
+local function is_light(p, pool, tier, member, line)
+  if kind_of(member) == '~' then return true end
+  local name = tier .. ':' .. (kind_of(member) == '!' and string.sub(member, 2) or member)
+  if (tonumber(redis.call('HGET', p .. 'open_by_tier:' .. pool, name)) or 0) > line.share then return false end
+  return not line.limit or counter_of(p, pool, name) <= line.limit
+end
+
+-- Rows of an engine that only light tenants may take.
+local function kept(p, pool)
+  local part, chance = tonumber(redis.call('HGET', p .. 'passed:' .. pool, '+')) or 0, 1000
+  for keep = 0, KEPT - 1 do
+    if chance <= MISSED then return keep end
+    chance = math.floor(chance * part / 1000)
+  end
+  return KEPT
 end
 
 local function heads(p, pool, tier, late)
@@ -123,27 +175,26 @@ local function choose(p, pool, tier)
   return one
 end
 
--- (tier, member, by floor, express) of the next request; nil when credit or queue is used up.
-local function fair_pick(p, pool, credit)
-  local tiers = queued_tiers(p, pool)
+-- (tier, member, by floor, express, light) of the next request; nil when credit or queue is used up.
+local function fair_pick(p, pool, credit, lines)
+  local tiers, spare = queued_tiers(p, pool), credit['+'] or 0
+  local free = spare > kept(p, pool)
   for _, by_floor in ipairs({1, 0}) do
     for _, t in ipairs(tiers) do
       local due = floor_of(t[2]) > 0 and (tonumber(redis.call('HGET', p .. 'deficit:' .. pool, t[1])) or 0) >= QUANTUM
-      if (credit[t[1]] or 0) > 0 and (due or by_floor == 0) then
-        return t[1], choose(p, pool, t[1]), by_floor, false
+      local slots = (credit[t[1]] or 0) > 0
+      if (slots or free) and (due or by_floor == 0) then
+        local member = choose(p, pool, t[1])
+        return t[1], member, by_floor, not slots, is_light(p, pool, t[1], member, lines[t[1]])
       end
     end
   end
-  if (credit['+'] or 0) <= 0 then return nil end
+  if spare <= 0 then return nil end
   for _, t in ipairs(tiers) do
-    local running = p .. 'running:' .. pool
-    local total = tonumber(redis.call('HGET', running, t[1])) or 0
-    local share = math.max(1, math.floor(total / (redis.call('ZCARD', actives(p, pool, t[1])) + 1)))
-    local limit = least_counter(p, pool, t[1]) + GATE
-    for _, member in ipairs(heads(p, pool, t[1], false)) do
-      local name = t[1] .. ':' .. member
-      local behind = kind_of(member) == '~' or counter_of(p, pool, name) <= limit
-      if behind and (tonumber(redis.call('HGET', running, name)) or 0) < share then return t[1], member, 0, true end
+    for _, late in ipairs({false, true}) do
+      for _, member in ipairs(heads(p, pool, t[1], late)) do
+        if is_light(p, pool, t[1], member, lines[t[1]]) then return t[1], member, 0, true, true end
+      end
     end
   end
 end

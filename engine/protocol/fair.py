@@ -3,7 +3,9 @@
 Integers only (thousandths of a weighted token), so that Lua's doubles and Python's ints never differ.
 F1 A tenant's counter only moves by what it was charged (or refunded), divided by its weight, and by the lift.
 F2 A tenant that comes back from idle is lifted to the smallest active counter of its tier: idling saves up nothing.
-F3 A tier's deficit stays within ±DEFICIT_CAP; it earns its floor's share of every charge while it has work queued.
+F3 A light tenant (all it asks for, running and queued, is within its max-min share of the rows) never waits for a row
+   that a heavier one could take, is never late, and is ahead of the least served heavy one by LEAD at most.
+F4 A tier's deficit stays within ±DEFICIT_CAP; it earns its floor's share of every charge while it has work queued.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ __all__ = [
     "DEFICIT_CAP",
     "FLOORS",
     "GATE",
-    "HEADS",
-    "LATE_EVERY",
+    "LEAD",
     "QUANTUM",
     "UNIT",
     "FairQueue",
@@ -30,16 +31,23 @@ __all__ = [
 UNIT = 1000
 GATE = 64 * UNIT
 """Δ: a tenant this far above the smallest active counter of its tier may still go."""
+LEAD = 8192 * UNIT
+"""A light tenant this far above the least served heavy one has to queue as all do."""
+TENANTS = 1024
+"""Least served tenants of a tier among whom its rows are shared out."""
+MISSED = 10
+"""Rows are kept for light tenants until no more than so many thousandths of their requests find none."""
+LIGHT_EVERY = 16
+"""Requests over which the part of light ones is averaged."""
+KEPT = 64
+"""Most rows kept in one engine."""
 QUANTUM = 1024 * UNIT
 """A floor is due once this much is saved up."""
 DEFICIT_CAP = 8192 * UNIT
 FLOORS = (0, 100, 50)
 """Guaranteed share of the token cost in thousandths, by tier rank; the last holds for all ranks beyond."""
-
-
 HEADS = 256
 """Heads of one tier that a choice looks at."""
-
 LATE_EVERY = 16
 """After so many others of its tier a late request goes first."""
 
@@ -58,6 +66,10 @@ def thousandths(weight: float) -> int:
     return max(1, math.floor(weight * UNIT + 0.5))
 
 
+Line = tuple[int, int | None]
+"""Share of a tier's rows, and the counter up to which a tenant within it is light (None: there is no heavy one)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     """`tenant` is the stream's name: "~request" for one that was lost and queued again, "!tenant" for late ones."""
@@ -67,6 +79,8 @@ class Pick:
     by_floor: bool
     express: bool
     """It used credit of the name "+"."""
+    light: bool
+    """Its tenant asks for no more than its share: it is not late."""
 
 
 class FairQueue:
@@ -79,7 +93,7 @@ class FairQueue:
         """By tier: requests (queued or running) of each tenant that has any."""
         self.running: dict[tuple[str, str], int] = {}
         self.passed: dict[str, int] = {}
-        """By tier: requests pulled since a late one was."""
+        """By tier: requests pulled since a late one was. Under "+": thousandths of those of late that were light."""
         self.weights: dict[str, int] = {}
         """Tenant weights, thousandths."""
 
@@ -93,8 +107,10 @@ class FairQueue:
                 self.counters[tier, tenant] = least
         active[tenant] = active.get(tenant, 0) + 1
 
-    def start(self, tier: str, tenant: str, late: bool = False) -> None:
+    def start(self, tier: str, tenant: str, late: bool = False, light: bool = False) -> None:
         """A request was pulled."""
+        part = self.passed.get("+", 0)
+        self.passed["+"] = part + ((1000 if light else 0) - part) // LIGHT_EVERY
         if late:
             self.passed.pop(tier, None)
         else:
@@ -123,35 +139,68 @@ class FairQueue:
     def least(self, tier: str) -> int:
         return min((self.counters.get((tier, tenant), 0) for tenant in self.active.get(tier, ())), default=0)
 
+    def lines(self, tiers: Sequence[tuple[str, int]], credit: Mapping[str, int]) -> dict[str, Line]:
+        """By tier, for one pull: the max-min fair share of its rows, running and offered, and where light ones end."""
+        found = {}
+        for tier, _ in tiers:
+            active = self.active.get(tier, {})
+            served = sorted((self.counters.get((tier, tenant), 0), tenant) for tenant in active)[:TENANTS]
+            left = credit.get(tier, 0) + credit.get("+", 0)
+            left += sum(n for (name, _), n in self.running.items() if name == tier)
+            share = 1
+            for others, demand in enumerate(sorted(active[tenant] for _, tenant in served)):
+                share = max(1, left // (len(served) - others))
+                if demand > share:
+                    break
+                left -= demand
+            heavy = next((counter for counter, tenant in served if active[tenant] > share), None)
+            found[tier] = share, None if heavy is None else heavy + LEAD
+        return found
+
+    def _is_light(self, tier: str, member: str, line: Line) -> bool:
+        tenant, (share, limit) = member.removeprefix("!"), line
+        if member.startswith("~"):
+            return True
+        counter, demand = self.counters.get((tier, tenant), 0), self.active.get(tier, {}).get(tenant, 0)
+        return demand <= share and (limit is None or counter <= limit)
+
+    def _kept(self) -> int:
+        """Rows of an engine that only light tenants may take. Each is found taken as often as one pull is theirs."""
+        chance, part = 1000, self.passed.get("+", 0)
+        for keep in range(KEPT):
+            if chance <= MISSED:
+                return keep
+            chance = chance * part // 1000
+        return KEPT
+
     def pick(
         self,
         tiers: Sequence[tuple[str, int]],
         credit: Mapping[str, int],
         heads: Callable[[str, bool], Sequence[tuple[int, str]]],
+        lines: Mapping[str, Line],
     ) -> Pick | None:
         """The next request; None when credit or queue is used up.
 
-        `tiers` are (name, rank) of those with anything queued, in rank order; `heads(tier, late)`
-        are (arrival, tenant) by arrival.
+        `tiers` are (name, rank) of those with anything queued, in rank order; `heads(tier, late)` are (arrival, tenant)
+        by arrival; `lines` are those of this pull.
         A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
-        a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Last,
-        credit under the name "+" (rows kept free for it) takes the oldest head of a tenant within Δ that runs less
-        than an equal share of what runs.
+        a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Credit
+        under the name "+" is anyone's, but for the rows kept: those take the oldest head of a light tenant.
         """
+        spare = credit.get("+", 0)
+        free = spare > self._kept()
         for by_floor in (True, False):
             for tier, rank in tiers:
                 due = floor_of(rank) > 0 and self.deficits.get(tier, 0) >= QUANTUM
-                if credit.get(tier, 0) > 0 and (due or not by_floor):
-                    return Pick(tier, self._choose(tier, heads), by_floor, False)
-        if credit.get("+", 0) <= 0:
-            return None
-        for tier, _ in tiers:
-            total = sum(n for (name, _), n in self.running.items() if name == tier)
-            share = max(1, total // (len(self.active.get(tier, ())) + 1))
-            for _, tenant in heads(tier, False)[:HEADS]:
-                behind = tenant.startswith("~") or self.counters.get((tier, tenant), 0) <= self.least(tier) + GATE
-                if behind and self.running.get((tier, tenant), 0) < share:
-                    return Pick(tier, tenant, False, True)
+                slots = credit.get(tier, 0) > 0
+                if (slots or free) and (due or not by_floor):
+                    member = self._choose(tier, heads)
+                    return Pick(tier, member, by_floor, not slots, self._is_light(tier, member, lines[tier]))
+        for tier, _ in tiers if spare > 0 else ():
+            for member in (member for late in (False, True) for _, member in heads(tier, late)[:HEADS]):
+                if self._is_light(tier, member, lines[tier]):
+                    return Pick(tier, member, False, True, True)
         return None
 
     def _choose(self, tier: str, heads: Callable[[str, bool], Sequence[tuple[int, str]]]) -> str:

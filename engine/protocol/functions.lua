@@ -209,6 +209,14 @@ local function retry_after(p, pool, tier, ahead, now)
   return math.max(1, math.min(RETRY_CAP_S, math.ceil(ahead * gap / 1000)))
 end
 
+-- Early refusal: is the deadline of a sheddable tier lost to what waits before it? Tenants are served in turn, so a request
+-- waits for as many of each tenant as its own has queued, and never for more than there are.
+local function sheds(p, a, depth, mine)
+  local gap = tonumber(redis.call('HGET', p .. 'drain:' .. a.pool, a.tier .. ':gap'))
+  local ahead = math.min(depth, mine * redis.call('ZCARD', actives(p, a.pool, a.tier)))
+  return a.sheddable and a.ttft_ms > 0 and gap and ahead * gap > a.ttft_ms
+end
+
 local function check_claim(p, a, now)
   if a.claim == cjson.null then return nil end
   local held = redis.call('HMGET', p .. 'idem:' .. a.tenant .. ':' .. a.claim.key, 'digest', 'request', 'state', 'expires')
@@ -268,6 +276,7 @@ local function check_all(p, a, depth, short, wait_s, now)
   if a.max_queued_tier >= 0 and depth >= a.max_queued_tier then
     return 'tier_queue_full', '', retry_after(p, a.pool, a.tier, depth, now)
   end
+  if sheds(p, a, depth, mine) then return 'tier_queue_full', 'deadline', retry_after(p, a.pool, a.tier, mine, now) end
   return check_money(p, a)
 end
 
@@ -358,13 +367,13 @@ local function measure_drain(p, r, now)
   redis.call('HSET', key, r.tier .. ':gap', real(gap), r.tier .. ':last', int(now))
 end
 
-local function start(p, request, r, engine, now)
+local function start(p, request, r, engine, now, light)
   redis.call('HSET', p .. 'req:' .. request, 'state', 'running', 'engine', engine, 'pulled', int(now),
     'attempts', int(tonumber(r.attempts) + 1))
   redis.call('SADD', p .. 'engreq:' .. engine, request)
   redis.call('ZREM', p .. 'expiry', request)
   fair_run(p, r, 1)
-  fair_passed(p, r)
+  fair_passed(p, r, light)
   count_depth(p, r, -1)
   measure_drain(p, r, now)
 end
@@ -379,7 +388,7 @@ local function relegate(p, request, r, work)
 end
 
 -- Take the head of one queue. Record and work, or nil when the entry was no startable request.
-local function take(p, pool, tier, member, engine, now)
+local function take(p, pool, tier, member, engine, now, light)
   local stream = p .. 'q:' .. pool .. ':' .. tier .. ':' .. member
   local entry, request, work = read_head(stream, engine)
   if not entry then
@@ -394,10 +403,10 @@ local function take(p, pool, tier, member, engine, now)
   elseif r.state == 'queued' and r.entry == entry then
     if tonumber(r.expires) > 0 and tonumber(r.expires) <= now then
       expire(p, request, r)
-    elseif is_late(r, now) then
+    elseif not light and is_late(r, now) then
       relegate(p, request, r, work)
     else
-      start(p, request, r, engine, now)
+      start(p, request, r, engine, now, light)
       return r, work
     end
   end
@@ -416,11 +425,11 @@ local function pull(_, args)
   local now = clock(p)
   redis.call('ZADD', p .. 'engines:' .. pool, int(now + lease_ms), engine)
   local tiers = redis.call('ZRANGE', p .. 'tiers:' .. pool, 0, -1)
-  local works, accounts = {}, {}
+  local works, accounts, lines = {}, {}, fair_lines(p, pool, credit)
   for _ = 1, SCAN_LIMIT do
-    local tier, member, by_floor, express = fair_pick(p, pool, credit)
+    local tier, member, by_floor, express, light = fair_pick(p, pool, credit, lines)
     if not tier then break end
-    local r, work = take(p, pool, tier, member, engine, now)
+    local r, work = take(p, pool, tier, member, engine, now, light)
     if r then
       local choices = tonumber(r.choices)
       if express then

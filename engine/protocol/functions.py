@@ -100,6 +100,8 @@ class Admission:
     """The tenant's share beside other tenants of its tier."""
     ttft_ms: int = 0
     """The tier's target: a request that has waited three quarters of it stands behind those that have not (0: off)."""
+    sheddable: bool = False
+    """Refuse it (`tier_queue_full`, detail "deadline") when what waits would make it miss `ttft_ms`."""
     ask: str = ""
     """What a gateway needs to go on with this request; empty: it is not resumable."""
 
@@ -287,9 +289,9 @@ class Functions(_Library):
         return _Codec.verdict(self._call("admit", _Codec.admit(admission), work))
 
     def pull(self, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000) -> Pull:
-        """Take the next requests: `credit` is sequence slots by tier name, all of them of one room ("+": rows kept for
-        tenants that run little). Renews the engine's lease; an engine whose lease was lost and reaped gets nothing
-        until it registers again. Empty credit still renews and reads controls."""
+        """Take the next requests: `credit` is sequence slots by tier name, all of them of one room ("+": rows that
+        may be kept for light tenants). Renews the engine's lease; an engine whose lease was lost and reaped gets
+        nothing until it registers again. Empty credit still renews and reads controls."""
         return _Codec.pull(self._call("pull", pool, engine, json.dumps(dict(credit)), lease_ms))
 
     def register(self, pool: str, engine: str, card_hash: str, card: bytes, lease_ms: int = 3000) -> str:

@@ -304,6 +304,10 @@ class Twin:
             return "tenant_queue_full", "", self._retry_after(now, a, mine)
         if 0 <= a.max_queued_tier <= depth:
             return "tier_queue_full", "", self._retry_after(now, a, depth)
+        gap, _ = self.drain.get((a.pool, a.tier), (0.0, 0))
+        ahead = min(depth, mine * len(self.fair[a.pool].active.get(a.tier, ())))
+        if a.sheddable and 0 < a.ttft_ms < ahead * gap:
+            return "tier_queue_full", "deadline", self._retry_after(now, a, mine)
         if a.floor_nano is not None:
             if account.balance_nano is None:
                 return "stale_principal", "balance", None
@@ -349,7 +353,7 @@ class Twin:
         r.member = f"!{r.a.tenant}"
         self._enqueue(request, r, work)
 
-    def _take(self, now: int, key: tuple[str, str, str], engine: str) -> tuple[Record, bytes] | None:
+    def _take(self, now: int, key: tuple[str, str, str], engine: str, light: bool) -> tuple[Record, bytes] | None:
         queue = self.queues.get(key)
         if queue is None or not queue.waiting:
             self._ready(key).pop(key[2], None)
@@ -361,14 +365,19 @@ class Twin:
             self._drop_entry(key, arrival)
         elif r.state == "queued" and r.arrival == arrival and 0 < r.expires_ms <= now:
             self._expire(request, r)
-        elif r.state == "queued" and r.arrival == arrival and is_late(r.member, now - r.admitted_ms, r.a.ttft_ms):
+        elif (
+            r.state == "queued"
+            and r.arrival == arrival
+            and not light
+            and is_late(r.member, now - r.admitted_ms, r.a.ttft_ms)
+        ):
             self._relegate(request, r, work)
         elif r.state == "queued" and r.arrival == arrival:
             r.state, r.engine, r.pulled_ms = "running", engine, now
             r.attempts += 1
             self.engine_requests[engine].add(request)
             self.expiry.pop(request, None)
-            self.fair[r.a.pool].start(r.a.tier, r.a.tenant, r.member.startswith("!"))
+            self.fair[r.a.pool].start(r.a.tier, r.a.tenant, r.member.startswith("!"), light)
             self._count_depth(r, -1)
             self._measure_drain(now, r)
             return r, work
@@ -389,11 +398,12 @@ class Twin:
         fair, left = self.fair[pool], dict(credit)
         works: list[Pulled] = []
         accounts: dict[str, float] = {}
+        lines = fair.lines(self._queued(pool), left)
         for _ in range(_SCAN_LIMIT):
-            pick = fair.pick(self._queued(pool), left, lambda tier, late: self._heads(pool, tier, late))
+            pick = fair.pick(self._queued(pool), left, lambda tier, late: self._heads(pool, tier, late), lines)
             if pick is None:
                 break
-            taken = self._take(now, (pool, pick.tier, pick.tenant), engine)
+            taken = self._take(now, (pool, pick.tier, pick.tenant), engine, pick.light)
             if taken is None:
                 continue
             r, work = taken

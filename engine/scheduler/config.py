@@ -46,7 +46,7 @@ class SchedulerConfig:
     prefix_cache: bool = True
     preempt: bool = True
     express_rows: int = -1
-    """Rows kept free for tenants that run less than an equal share: a flood can't fill them all (-1: a sixteenth)."""
+    """Most rows that the queue may keep free for light tenants, so that a flood can't fill them all (-1: a quarter)."""
     min_stay_s: float = 0.25
     """A sequence that was just started or restored can't be evicted for this long, unless memory runs out."""
     aging_every: int = 16

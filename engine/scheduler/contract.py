@@ -61,7 +61,7 @@ class Room:
     evictable_slots: int = 0
     evictable_tokens: int = 0
     express_slots: int = 0
-    """Rows kept free for tenants that run less than an equal share: one number for the engine, told with every tier."""
+    """Free rows that the queue may keep for light tenants: one number for the engine, told with every tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +82,28 @@ class Scheduling(Protocol):
 
     def submit(self, request: Request, now: float) -> None:
         """Add a sequence. Raises ValueError when it could never fit (prompt longer than the whole pool)."""
-        ...
 
     def end(self, sequence: int, now: float) -> None:
         """End a sequence from outside (cancel, stop string, expiry). Unknown numbers are ignored."""
-        ...
 
     def plan(self, now: float, accounts: Accounts | None = None) -> StepPlan:
         """Decide the next step. Pure but for the ledger it forks: an uncommitted plan changes nothing."""
-        ...
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> tuple[Advance, ...]:
         """Take over the plan's acts and the outcome's tokens."""
-        ...
 
     def room(self, now: float) -> Mapping[int, Room]:
         """Credit by tier: what to offer the queue in the next pull."""
-        ...
 
     def take_charges(self) -> tuple[tuple[int, str, float], ...]:
         """Service not yet reported to the queue's accounts: (tier, tenant, weighted cost). Each is told once.
 
         Send them before the pull whose accounts go into the next `plan`, so that nothing is counted twice.
         """
-        ...
 
     @property
     def idle(self) -> bool:
         """True when nothing waits, runs or is parked."""
-        ...
 
     def check(self) -> None:
         """Raise AssertionError unless the books balance (free + live + cached + parked = all)."""
-        ...

@@ -122,7 +122,7 @@ class Scheduler:
         config, held = self.config, [*self.backlog, *self.parked.values()]
         tokens = max(0, self.device.available * config.block_size - sum(s.known for s in held))
         free = config.max_rows - len(self.running) - len(held)
-        kept = config.max_rows // 16 if config.express_rows < 0 else config.express_rows
+        kept = config.max_rows // 8 * 2 if config.express_rows < 0 else config.express_rows
         rooms: dict[int, Room] = {}
         for tier in sorted({0, 1, 2, *config.floors, *(s.tier for s in self._all.values())}):
             worse = [s for s in self.running.values() if s.tier > tier] if config.preempt else []

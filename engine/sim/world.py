@@ -239,7 +239,8 @@ class World:
 
     def _pull(self, engine: Engine) -> None:
         credit = engine.credit(self.now)
-        while credit and (picked := self.queue.pick(self._queued(), credit, self._heads)) is not None:
+        lines = self.queue.lines(self._queued(), credit)
+        while credit and (picked := self.queue.pick(self._queued(), credit, self._heads, lines)) is not None:
             tier, member = picked.tier, picked.tenant
             queue = self._streams[tier, member]
             number = queue.popleft()
@@ -247,12 +248,12 @@ class World:
                 del self._streams[tier, member]
             arrival = self.lives[number].arrival
             tenant, waited_ms = arrival.tenant, int(1000 * (self.now - arrival.at_s))
-            if is_late(member, waited_ms, int(1000 * TIERS[arrival.tier].ttft_s)):
+            if not picked.light and is_late(member, waited_ms, int(1000 * TIERS[arrival.tier].ttft_s)):
                 self._streams.setdefault((tier, f"!{tenant}"), deque()).append(number)
                 continue
             for name in ("+",) if picked.express else [name for name in credit if name != "+"]:
                 credit[name] -= 1
-            self.queue.start(tier, tenant, member.startswith("!"))
+            self.queue.start(tier, tenant, member.startswith("!"), picked.light)
             request = self._request(number, picked.by_floor)
             cost = int(self.config.w_in * len(request.prompt) * UNIT)
             self.queue.charge(tier, tenant, cost, self._queued())

@@ -319,6 +319,7 @@ def _facts(principal: Principal, tier: TierFacts, order: Order, request: str, ga
         limits=tuple((name, capacity, refill, costs.get(name, 1)) for name, capacity, refill in principal.limits),
         weight=principal.weight,
         ttft_ms=tier.ttft_ms,
+        sheddable=tier.sheddable,
         ask=order.ask,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.protocol.fair import GATE, QUANTUM, UNIT, FairQueue
+from engine.protocol.fair import GATE, LEAD, QUANTUM, UNIT, FairQueue
 from engine.protocol.functions import Admission
 
 from .conftest import ClockedFunctions
@@ -84,14 +84,45 @@ def test_a_tenant_back_from_idle_has_saved_up_nothing(pool: Pool) -> None:
     assert pulled.accounts["standard:idle"] == 5100.0
 
 
-def test_express_credit_is_for_those_who_run_little(pool: Pool) -> None:
+def test_a_row_is_kept_for_those_who_ask_for_little(pool: Pool) -> None:
     for _ in range(9):
         pool.admit("flood")
     assert pool.tenants(standard=6) == ["flood"] * 6
-    assert pool.tenants(express=2) == []
+    assert pool.tenants(express=2) == ["flood"], "the last one is kept"
     pool.admit("quiet")
+    assert pool.tenants(express=1) == ["quiet"]
+
+
+def test_the_more_requests_are_light_the_more_rows_are_kept(pool: Pool) -> None:
+    for _ in range(20):
+        pool.admit("flood")
+    assert pool.tenants(standard=8) == ["flood"] * 8
+    for i in range(8):
+        pool.admit(f"quiet{i % 4}")
+        assert pool.tenants(express=1) == [f"quiet{i % 4}"]
+    assert pool.tenants(express=4) == [], "four of ten pulled lately were light: 0.4 to the fifth is a hundredth"
+    assert pool.tenants(express=9) == ["flood"] * 5, "each of these makes it fewer"
+
+
+def test_a_light_request_is_never_late(pool: Pool) -> None:
+    for _ in range(20):
+        pool.admit("flood", ttft_ms=1000)
+    pool.admit("quiet", ttft_ms=1000)
+    pool.functions.set_clock(1_000_900)
+    assert pool.pull(express=1) == ["quiet-21"]
+    pool.admit("flood", ttft_ms=1000)
+    assert pool.pull(standard=1) == ["flood-22"], "those of the flood are"
+
+
+def test_who_was_served_far_more_than_the_flood_queues_as_all_do(pool: Pool) -> None:
+    for _ in range(9):
+        pool.admit("flood")
+    assert pool.tenants(standard=6) == ["flood"] * 6
+    pool.admit("large")
+    pool.functions.charge("m", [("standard", "large", LEAD / UNIT + 1000.0)])
+    assert pool.tenants(express=1) == []
     pool.functions.charge("m", [("standard", "flood", 1000.0)])
-    assert pool.tenants(express=2) == ["quiet"]
+    assert pool.tenants(express=1) == ["large"]
 
 
 def test_a_refund_brings_a_tenant_forward(pool: Pool) -> None:
@@ -111,11 +142,12 @@ def test_spread_of_service_between_backlogged_tenants_of_the_queue_is_within_the
         queue.enter("standard", tenant)
     arrival = {"a": 1, "b": 2, "c": 3}
     prompts = {"a": 700, "b": 30, "c": 170}
+    tiers, credit = [("standard", 1)], {"standard": 1}
     while min(left.values()):
+        tiers, credit = [("standard", 1)], {"standard": 1}
+        heads = sorted((v, k) for k, v in arrival.items())
         picked = queue.pick(
-            [("standard", 1)],
-            {"standard": 1},
-            lambda _, late: [] if late else sorted((v, k) for k, v in arrival.items()),
+            tiers, credit, lambda _, late, heads=heads: [] if late else heads, queue.lines(tiers, credit)
         )
         assert picked is not None
         left[picked.tenant] -= 1

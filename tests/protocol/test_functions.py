@@ -112,6 +112,20 @@ def test_a_refusal_consumes_nothing(cell: Cell, changes: dict[str, Any], code: s
     assert footprint(cell) == before
 
 
+def test_a_sheddable_request_is_refused_when_its_deadline_is_lost_already(cell: Cell) -> None:
+    for number in range(4):
+        assert cell.admit(f"r{number}").ok
+    cell.later(1)
+    assert cell.pull() == ["r0"]
+    cell.later(1)
+    assert cell.pull() == ["r1"], "one a second"
+    assert cell.admit("hurried", ttft_ms=1000).ok, "others are not refused"
+    lost = cell.admit("lost", ttft_ms=1000, sheddable=True)
+    assert (lost.code, lost.detail, lost.retry_after_s) == ("tier_queue_full", "deadline", 3)
+    assert cell.admit("patient", ttft_ms=9000, sheddable=True).ok
+    assert cell.admit("another's", ttft_ms=1000, sheddable=True, tenant="beta").ok, "tenants are served in turn"
+
+
 def test_money_is_held_from_admission_to_close(cell: Cell) -> None:
     cell.f.account("alpha", 1, 250, 1)
     assert cell.admit("r1", floor_nano=0).ok and cell.admit("r2", floor_nano=0).ok

@@ -117,7 +117,7 @@ class Interleavings(RuleBasedStateMachine):
             generation=generation, hold_nano=hold, floor_nano=floor, max_concurrent=concurrent,
             max_queued_tier=queued_tier, max_queued_tenant=queued, choices=choices,
             prompt_tokens=(7, 700, 9000)[self.count % 3], weight=(1.0, 0.5, 3.0, 0.0)[self.count % 4],
-            ttft_ms=(0, 100, 1000)[self.count % 3], claim=claim,
+            ttft_ms=(0, 100, 1000)[self.count % 3], sheddable=self.count % 2 == 0, claim=claim,
             expires_ms=self.now + expires if expires else 0, limits=limits, lease_ms=20_000,
             ask="ask" if self.count % 3 else "",
         )  # fmt: skip
