@@ -35,14 +35,14 @@ class _Weights(ctypes.Structure):
 
 
 class Packed:
-    """y = x·Wᵀ + bias, [T, in] to [T, out], in the dtype of x. Runs on the threads torch is set to.
+    """y = x·Wᵀ + bias, [T, in] to [T, out] (T may be several axes), in the dtype of x. Runs on torch's threads.
 
     A row's result is the same bits whatever the rows beside it and the number of threads.
     """
 
     def __init__(
         self, library: ctypes.CDLL, variant: int, data: Tensor, bias: Tensor | None, sizes: tuple[int, int, int]
-    ):
+    ) -> None:
         self._held = (data, bias)  # their addresses are in the structure
         self._outputs, self._inputs, bits = sizes
         bias_at = bias.data_ptr() if bias is not None else None
@@ -52,11 +52,12 @@ class Packed:
         self._functions = {dtype: _function(library, f"product_{suffix}") for dtype, suffix in _SUFFIX.items()}
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        rows, inputs = x_TI.shape
+        *leading, inputs = x_TI.shape
         if inputs != self._inputs:
             raise ValueError(f"rows of {inputs} numbers times a matrix of {self._inputs} inputs")
         x_TI = x_TI.contiguous()
-        out_TO = torch.empty(rows, self._outputs, dtype=x_TI.dtype)
+        out_TO = torch.empty(*leading, self._outputs, dtype=x_TI.dtype)
+        rows = x_TI.numel() // inputs
         if self._functions[x_TI.dtype](self._address, x_TI.data_ptr(), out_TO.data_ptr(), rows, self._variant):
             raise RuntimeError(f"this library has no {_NAMES[self._variant]} loops")
         return out_TO

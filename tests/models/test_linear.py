@@ -114,6 +114,12 @@ def test_a_variant_that_disagrees_is_not_used(products: Products, monkeypatch: p
     assert Products().variant == 0
 
 
+def test_rows_may_have_several_axes_and_lie_apart(products: Products) -> None:
+    layer = products.floats(torch.randn(20, 32))
+    x = torch.randn(4, 3, 64)[..., ::2]
+    assert torch.equal(layer(x), layer(x.reshape(12, 32)).view(4, 3, 20))
+
+
 def test_rows_of_another_width_are_refused(products: Products) -> None:
     with pytest.raises(ValueError, match="rows of 64 numbers times a matrix of 96 inputs"):
         products.levels(random_blocks(4, 16, 96))(torch.randn(2, 64))
