@@ -19,7 +19,7 @@ from engine.scheduler.policies.base import Policy, View
 from engine.scheduler.preemption import Victims, cheapest
 from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.step import BlockCopy, Drop, Extend, Park, Restore, Slice, Start, StepPlan
-from engine.scheduler.window import BatchWindow, Bucket, buckets
+from engine.scheduler.window import BatchWindow, buckets
 
 if TYPE_CHECKING:
     from engine.scheduler.scheduler import Scheduler
@@ -35,6 +35,7 @@ class Planner:
         self._s, self._policy, self._config = scheduler, policy, scheduler.config
         config = scheduler.config
         self._view = View(now, config, scheduler.cost, scheduler.book, scheduler.backlog, self._hit)
+        self._victims = Victims(scheduler, self._view)
         self._now, self._size = now, config.block_size
         self._ledger = Ledger(
             scheduler.device, scheduler.host, config.max_rows - len(scheduler.running), config.max_step_tokens
@@ -52,7 +53,7 @@ class Planner:
         self._pressed = False
         self._prefilled = False
         self._spare_s = inf
-        self._bucket: Bucket | None = None
+        self._bucket: range | None = None
         self._window_open = True
         self._context = 0
 
@@ -86,9 +87,8 @@ class Planner:
             return
         self._pressed = True
         keep = min(self._s.running.values(), key=lambda s: (self._policy.band(s, self._view), s.number))
-        victims = Victims(self._s, self._view)
         short = {s.number for s in growing}
-        for victim in victims.under_pressure(keep):
+        for victim in self._victims.under_pressure(keep):
             if len(short) <= ledger.device.available + ledger.coming:
                 return
             short.discard(victim.number)
@@ -312,7 +312,7 @@ class Planner:
             return False
         rows = 1 - ledger.rows
         blocks = need - device.available - ledger.coming
-        chosen = Victims(self._s, self._view).for_newcomer(s, self._policy, self._parks, rows, blocks)
+        chosen = self._victims.for_newcomer(s, self._policy, self._parks, rows, blocks)
         if not chosen:
             self._futile.add(band)
         for victim in chosen:

@@ -41,10 +41,11 @@ def cheapest(scheduler: Scheduler, s: Sequence, host_available: int) -> Price:
 
 
 class Victims:
-    """Running sequences in the order in which they have to go."""
+    """Running sequences in the order in which they have to go; one for a plan, within which that never changes."""
 
     def __init__(self, scheduler: Scheduler, view: View) -> None:
         self._scheduler, self._view = scheduler, view
+        self._ordered: list[Sequence] | None = None
 
     def _freed(self, s: Sequence) -> int:
         refs = self._scheduler.device.refs
@@ -60,24 +61,22 @@ class Victims:
     def under_pressure(self, keep: Sequence) -> Iterator[Sequence]:
         """Memory ran out: everyone but `keep` may have to go; floor-admitted and just-started ones last."""
         running = [s for s in self._scheduler.running.values() if s is not keep]
-        yield from sorted(running, key=lambda s: (self._by_floor(s), -s.tier, self._settling(s), self._order(s)))
+        yield from sorted(running, key=lambda s: (self._view.by_floor(s), -s.tier, self._settling(s), self._order(s)))
 
     def for_newcomer(
         self, newcomer: Sequence, policy: Policy, parks: Container[int], rows: int, blocks: int
     ) -> list[Sequence]:
         """Fewest victims that give `rows` rows and `blocks` blocks; none when even all of them would not do."""
-        eligible = [
-            s
-            for s in self._scheduler.running.values()
-            if s.number not in parks
-            and policy.evicts(newcomer, s, self._view, self._price)
-            and not self._settling(s)
-            and not self._by_floor(s)
-        ]
+        if self._ordered is None:
+            self._ordered = sorted(self._scheduler.running.values(), key=self._order)
         chosen: list[Sequence] = []
-        for s in sorted(eligible, key=self._order):
+        for s in self._ordered:
             if rows <= 0 and blocks <= 0:
                 break
+            if s.number in parks or self._settling(s) or self._view.by_floor(s):
+                continue
+            if not policy.evicts(newcomer, s, self._view, self._price):
+                continue
             chosen.append(s)
             rows, blocks = rows - 1, blocks - self._freed(s)
         return chosen if rows <= 0 and blocks <= 0 else []
@@ -85,7 +84,3 @@ class Victims:
     def _settling(self, s: Sequence) -> bool:
         """Just started or restored: its minimum stay is not over."""
         return self._view.now - s.since_s < self._view.config.min_stay_s
-
-    def _by_floor(self, s: Sequence) -> bool:
-        """Admitted by its tier's floor, and that deficit is not spent yet."""
-        return self._view.by_floor(s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.kv.table import Table
@@ -16,6 +17,7 @@ class State(Enum):
     PARKED = "parked"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """Catch-up rule: scheduling is letting `computed` catch up with `known`.
 
@@ -23,57 +25,40 @@ class Sequence:
     none when it was parked by recompute.
     """
 
-    __slots__ = (
-        "by_floor",
-        "cached",
-        "computed",
-        "first_s",
-        "generated",
-        "host",
-        "known",
-        "last_s",
-        "late",
-        "limit",
-        "match",
-        "number",
-        "parks",
-        "recomputed",
-        "request",
-        "since_s",
-        "state",
-        "submitted_s",
-        "table",
-        "tenant",
-        "tier",
-        "tokens",
-    )
+    request: Request
+    limit: int
+    """Output tokens it may make (its own bound, the context, what the pool could hold)."""
+    submitted_s: float
+    number: int = field(init=False)
+    tier: int = field(init=False)
+    tenant: str = field(init=False)
+    tokens: list[int] = field(init=False)
+    known: int = field(init=False)
+    by_floor: bool = field(init=False)
+    table: Table = field(init=False)
+    since_s: float = field(init=False)
+    """When it was last started or restored."""
+    computed: int = 0
+    late: bool = False
+    """Waiting, and past the point where its deadline could still be met."""
+    cached: int = 0
+    generated: int = 0
+    state: State = State.WAITING
+    host: tuple[int, ...] = ()
+    first_s: float = 0.0
+    last_s: float = 0.0
+    parks: int = 0
+    recomputed: int = 0
+    """Tokens computed a second time after a park by recompute."""
+    match: tuple[int, int, int] | None = None
+    """Cached prefix length as of an index version: (version, known, tokens)."""
 
-    def __init__(self, request: Request, limit: int, now: float) -> None:
-        self.request = request
+    def __post_init__(self) -> None:
+        request = self.request
         self.number, self.tier, self.tenant = request.sequence, request.tier, request.tenant
-        self.tokens = list(request.prompt)
+        self.tokens, self.by_floor = list(request.prompt), request.by_floor
         self.known = len(self.tokens) or request.cost_tokens
-        self.computed = 0
-        self.by_floor = request.by_floor
-        self.late = False
-        """Waiting, and past the point where its deadline could still be met."""
-        self.cached = 0
-        self.generated = 0
-        self.limit = limit
-        """Output tokens it may make (its own bound, the context, what the pool could hold)."""
-        self.state = State.WAITING
-        self.table = Table(request.salt, request.tier)
-        self.host: tuple[int, ...] = ()
-        self.submitted_s = now
-        self.since_s = now
-        """When it was last started or restored."""
-        self.first_s = 0.0
-        self.last_s = 0.0
-        self.parks = 0
-        self.recomputed = 0
-        """Tokens computed a second time after a park by recompute."""
-        self.match: tuple[int, int, int] | None = None
-        """Cached prefix length as of an index version: (version, known, tokens)."""
+        self.table, self.since_s = Table(request.salt, request.tier), self.submitted_s
 
     @property
     def one_shot(self) -> bool:

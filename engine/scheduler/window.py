@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.cost import StepCost
 from engine.scheduler.sequence import Sequence
 
-__all__ = ["ArrivalRate", "BatchWindow", "Bucket", "buckets"]
+__all__ = ["ArrivalRate", "BatchWindow", "buckets"]
 
 _RATE_WEIGHT = 0.2  # of the newest gap in the moving average
 _WASTE = 0.25  # a bucket splits when padding would be more than this part of its batch
@@ -49,31 +48,20 @@ class BatchWindow:
         return config.adaptive_window and gap is not None and gap > config.window_s - age
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Lengths `low < length <= high`."""
-
-    low: int
-    high: int
-
-    def __contains__(self, length: int) -> bool:
-        return self.low < length <= self.high
-
-
-def buckets(lengths: Iterable[int], longest: int, fill: int) -> list[Bucket]:
+def buckets(lengths: Iterable[int], longest: int, fill: int) -> list[range]:
     """Split the lengths that wait now until padding is cheap, but never below `fill` members a bucket.
 
     Where few wait, buckets merge again by themselves, because they are made anew from what waits.
     """
     ordered = sorted(lengths)
-    found: list[Bucket] = []
+    found: list[range] = []
 
     def split(members: list[int], low: int, high: int) -> None:
         middle = (low + high) // 2
         below = sum(1 for length in members if length <= middle)
         waste = 1.0 - sum(members) / (len(members) * members[-1]) if members else 0.0
         if waste <= _WASTE or below < fill or len(members) - below < fill:
-            found.append(Bucket(low, high))
+            found.append(range(low + 1, high + 1))
             return
         split(members[:below], low, middle)
         split(members[below:], middle, high)

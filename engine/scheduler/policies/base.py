@@ -102,11 +102,9 @@ class Policy(Protocol):
 
     def reaches(self, tier: int, worst: int) -> bool:
         """Could a sequence of `tier` evict anyone at all, `worst` being the worst tier that runs?"""
-        ...
 
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
         """May `waiting` take the place of `running`, which costs `price(running)` seconds to bring back?
 
         Must be such that no two can evict each other in turn.
         """
-        ...
