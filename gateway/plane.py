@@ -41,18 +41,22 @@ class Plane:
         self.dispatcher.recorder.on_refusal = self.metrics.refusal
         self.prompts = Prompts()
         self.grammars = Grammars()
-        self._watch: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         await self.dispatcher.start()
         watching = self.identity.watch(self.dispatcher.redis, self.dispatcher.keys)
-        self._watch = asyncio.create_task(watching, name="invalidation")
+        warming = self.grammars.warm(self.dispatcher.registry.all)
+        self._beside = [
+            asyncio.create_task(watching, name="invalidation"),
+            asyncio.create_task(warming, name="grammars"),
+        ]
         log.info("data plane %s is up", self.dispatcher.gateway)
 
     async def stop(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
         await self.dispatcher.stop()
         self.grammars.close()
         self.prompts.close()

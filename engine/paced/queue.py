@@ -119,6 +119,8 @@ class QueueFace:
             finish="length" if stream.done else None, last=stream.done,
         )  # fmt: skip
         parcel.deltas.setdefault(work.reply_to, []).append(delta)
+        if work.resumable:
+            parcel.kept.setdefault(work.request, []).append(delta)
         if stream.done:
             self._leave(stream, parcel, "length", "")
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 FRESH_S = 30.0
 """Age at which a cached principal is read again. A change is published and seen at once; this is for a lost message."""
+EARLY_S = 20.0
+"""Age at which it is read again while it still counts: with requests all the time none has to wait for it."""
 OUTAGE_S = 900.0
 """While Postgres is away a cached principal works this long after it was last read."""
 UNKNOWN_S = 10.0
@@ -100,18 +102,29 @@ class Identity:
         entry = self._entries.get(public_id)
         now = self._clock()
         if entry is not None and now - entry.read_at < (FRESH_S if entry.found else UNKNOWN_S):
+            if entry.found and now - entry.read_at >= EARLY_S:
+                self._start_reading(public_id)
             return entry
-        task = self._reading.get(public_id)
-        if task is None:
-            task = self._reading[public_id] = asyncio.create_task(self._read(public_id))
-            task.add_done_callback(lambda _: self._reading.pop(public_id, None))
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(self._start_reading(public_id))
         except (DatabaseError, OSError, TimeoutError) as error:
             if entry is not None and entry.found is not None and now - entry.read_at < OUTAGE_S:
                 return entry
             log.error("principals can't be read: %s", type(error).__name__)
             raise ApiError("identity_unavailable", "Your key can't be checked right now.", retry_after_s=5) from None
+
+    def _start_reading(self, public_id: str) -> asyncio.Task[_Entry]:
+        """One read of a key at a time, whoever waits for it."""
+        task = self._reading.get(public_id)
+        if task is None:
+            task = self._reading[public_id] = asyncio.create_task(self._read(public_id))
+            task.add_done_callback(lambda done: self._has_read(public_id, done))
+        return task
+
+    def _has_read(self, public_id: str, task: asyncio.Task[_Entry]) -> None:
+        self._reading.pop(public_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("reading a principal: %s", type(error).__name__)  # who waits for it is told
 
     async def _read(self, public_id: str) -> _Entry:
         era = self._era

@@ -1,7 +1,8 @@
-"""The price a hold is computed with: the version in force now, cached for a few seconds."""
+"""The price a hold is computed with: the version in force, as it was read a few seconds ago."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,9 @@ __all__ = ["Prices"]
 log = logging.getLogger(__name__)
 
 _FRESH_S = 10.0
+"""Age at which a price is read again, while requests go on with the old one."""
+_STALE_S = 60.0
+"""Age at which they wait for the new one."""
 Find = Callable[[str, datetime], Awaitable[PriceFacts | None]]
 
 
@@ -25,12 +29,23 @@ class Prices:
     def __init__(self, find: Find) -> None:
         self._find = find
         self._known: dict[str, tuple[PriceFacts | None, float]] = {}
+        self._reading: dict[str, asyncio.Task[PriceFacts | None]] = {}
 
     async def of(self, price_class: str) -> PriceFacts | None:
         """The price in force, or None for a class that has none (nothing is held for it)."""
         known = self._known.get(price_class)
-        if known is not None and time.monotonic() - known[1] < _FRESH_S:
+        age_s = time.monotonic() - known[1] if known is not None else _STALE_S
+        if known is not None and age_s < _FRESH_S:
             return known[0]
+        reading = self._reading.get(price_class)
+        if reading is None:
+            reading = self._reading[price_class] = asyncio.create_task(self._read(price_class))
+            reading.add_done_callback(lambda _: self._reading.pop(price_class, None))
+        return known[0] if known is not None and age_s < _STALE_S else await asyncio.shield(reading)
+
+    async def _read(self, price_class: str) -> PriceFacts | None:
+        """Once for all who ask meanwhile."""
+        known = self._known.get(price_class)
         try:
             price = await self._find(price_class, datetime.now(UTC))
         except (DatabaseError, OSError) as error:

@@ -6,11 +6,15 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
+from redis.exceptions import RedisError
+
 from engine.protocol.messages import ModelCard
 from engine.text.grammar import Trial, TrialError
+from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
 
 __all__ = ["Grammars"]
@@ -18,6 +22,9 @@ __all__ = ["Grammars"]
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
+_LOOK_S = 5.0
+_SOON_S = 0.5
+_COMMON = '{"kind":"json_object"}'
 _PROCESSES = 4
 """Models whose trial process is kept; the one used longest ago ends."""
 
@@ -35,6 +42,24 @@ class Grammars:
         for trial in self._trials.values():
             trial.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def warm(self, models: Callable[[], Awaitable[list[Model]]]) -> None:
+        """Until cancelled: start the trial process of every model that comes, before the first request that needs it
+        would have to wait for that. Beside the rest: nothing waits for this."""
+        warmed: set[str] = set()
+        pause_s = _SOON_S
+        while True:
+            try:
+                found = await models()
+                for card in [m.card for m in found if "grammar" in m.card.capabilities and m.live]:
+                    if card.hash not in warmed:
+                        await self.check(card, _COMMON, "response_format", "")
+                        warmed.add(card.hash)
+                pause_s = _LOOK_S if found else pause_s
+            except (ApiError, RedisError, OSError) as error:
+                log.info("constraints are not ready yet: %s", error)
+                pause_s = _LOOK_S
+            await asyncio.sleep(pause_s)
 
     async def check(self, card: ModelCard, grammar: str, param: str, tenant: str) -> None:
         """Raises `ApiError` 400 with the reason when `grammar` can't be enforced for this model."""

@@ -228,6 +228,7 @@ class StreamConsumer(AsyncWebsocketConsumer):
         kind, order_of = _ROUTES[kept.path]
         order, wish = await order_of(plane, arrival, principal, decode_body(kept.body.encode(), kind))
         ticket = await plane.admission.adopt(arrival, principal, replace(order, ask=asked))
+        ticket.flight.had = message.start
         await self._give(message.id, Answer(ticket, wish, plane.dispatcher), message.start)
 
     async def _give(self, name: Id, answer: Answer, start: int = 0) -> None:

@@ -14,6 +14,7 @@ from engine.protocol.functions import Adopted, AsyncFunctions, LayoutMismatch
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Delta, Final, Timeline, encode
 from gateway.dispatch.batch import Admitter
+from gateway.dispatch.fanout import Fanout
 from gateway.dispatch.flight import Flight, Route, Trail
 from gateway.dispatch.follower import follow
 from gateway.dispatch.reader import ReplyReader
@@ -51,7 +52,7 @@ class Dispatcher:
         self.admitter = Admitter(self.redis, self.functions)
         self.recorder = Recorder(self.redis, self.keys)
         self.registry = Registry(self.redis, self.keys)
-        self._reader = ReplyReader(self._reading, self.keys.replies(gateway), self._deliver)
+        self._reader = ReplyReader(self._reading, self.keys.replies(gateway), Fanout(self._deliver))
         self._flights: dict[str, Flight] = {}
         self._missing: dict[str, int] = {}
         self._parked: dict[str, Flight] = {}
@@ -133,7 +134,7 @@ class Dispatcher:
 
     def follow(self, flight: Flight) -> None:
         """Read an adopted request's deltas from the stream that outlives its gateways."""
-        work = follow(self._following, self.keys, flight.reply, lambda d: self._feed(flight, d))
+        work = follow(self._following, self.keys, flight.reply, lambda d, made_ms: self._feed(flight, d, made_ms))
         task = asyncio.create_task(work)
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)
@@ -218,9 +219,11 @@ class Dispatcher:
 
     # -- what engines send --------------------------------------------------------------------------------------------
 
-    def _feed(self, flight: Flight, deltas: list[Delta]) -> None:
+    def _feed(self, flight: Flight, deltas: list[Delta], made_ms: int) -> None:
         """What a followed stream says."""
         now = time.monotonic()
+        if flight.had:
+            flight.was_first_sent(made_ms)
         for delta in deltas:
             flight.reply.feed(delta)
             flight.last_received = now

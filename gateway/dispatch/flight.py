@@ -87,6 +87,8 @@ class Flight:
     resumable: bool = False
     turn: int = 0
     """How often the request was adopted before: only the newest owner speaks for it."""
+    had: int = 0
+    """Events that its client had from an earlier owner."""
     parked: bool = False
     """Its client is gone and may come back: nothing is kept for it here."""
     consumer: asyncio.Task[Any] | None = None
@@ -96,14 +98,19 @@ class Flight:
         """`tokens` more were handed to the client just now."""
         now = time.monotonic()
         self.delivered_tokens += tokens
-        if self.last_sent is None:
+        if self.first_sent is None:
             self.first_sent = now
             self.trail.emit(Kind.FIRST_SENT)
-        else:
+        if self.last_sent is not None:
             gap = now - self.last_sent
             if self.stall_s is None or gap > self.stall_s:
                 self.stall_s = gap
         self.last_sent = now
+
+    def was_first_sent(self, made_ms: int) -> None:
+        """Its first token was made at `made_ms` (wall time), and an earlier owner sent it: that was the wait."""
+        if self.first_sent is None:
+            self.first_sent = self.received + max(0, made_ms - self.received_ms) / 1000
 
     def end(self, status: int, reason: str, code: str = "") -> bool:
         """Record what the client saw. False when that was done before."""

@@ -29,8 +29,8 @@ _RETRY_S = 0.1
 _deltas = msgspec.msgpack.Decoder(list[Delta])
 
 
-async def follow(redis: Redis, keys: Keys, reply: Reply, deliver: Callable[[list[Delta]], None]) -> None:
-    """Until the reply has ended. `deliver` drops what comes twice."""
+async def follow(redis: Redis, keys: Keys, reply: Reply, deliver: Callable[[list[Delta], int], None]) -> None:
+    """Until the reply has ended. `deliver` also gets when the deltas were kept (ms), and drops what comes twice."""
     stream, record = keys.out(reply.request), keys.request(reply.request)
     last, over = b"0-0", False
     while not reply.ended:
@@ -50,4 +50,4 @@ async def follow(redis: Redis, keys: Keys, reply: Reply, deliver: Callable[[list
             continue
         for entry, fields in entries(answer):
             last = entry
-            deliver(_deltas.decode(fields[b"d"]))
+            deliver(_deltas.decode(fields[b"d"]), int(entry.partition(b"-")[0]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.protocol.messages import Delta
+from gateway.dispatch.fanout import Fanout
 
 __all__ = ["ReplyReader", "entries"]
 
@@ -26,8 +26,8 @@ _deltas = msgspec.msgpack.Decoder(list[Delta])
 class ReplyReader:
     """Reads, hands out, trims what it has read. `redis` is a client of its own: a blocking read holds a connection."""
 
-    def __init__(self, redis: Redis, stream: str, deliver: Callable[[list[Delta]], None]) -> None:
-        self._redis, self._stream, self._deliver = redis, stream, deliver
+    def __init__(self, redis: Redis, stream: str, fanout: Fanout) -> None:
+        self._redis, self._stream, self._fanout = redis, stream, fanout
         self._last = b"0-0"
 
     async def run(self) -> None:
@@ -64,7 +64,8 @@ class ReplyReader:
             except (ValueError, IndexError, msgspec.DecodeError) as error:
                 log.error("an entry of the reply stream can't be read: %s", error)
                 continue
-            self._deliver(deltas)
+            self._fanout.give(deltas)
+        await self._fanout.room()
 
 
 def _after(entry: bytes) -> str:

@@ -20,6 +20,8 @@ __all__ = ["Model", "Registry"]
 log = logging.getLogger(__name__)
 
 _FRESH_S = 1.0
+_EARLY_S = 0.5
+"""Age at which it is read again while it still counts: with requests all the time none has to wait for it."""
 _MISSING_S = 60.0
 """After a wipe of Redis a pool is gone until its engines register again, which takes about a second."""
 _MISS_FRESH_S = 0.2
@@ -45,10 +47,13 @@ class Registry:
         self._seen: dict[str, float] = {}
         self._read_at = 0.0
         self._lock = asyncio.Lock()
+        self._early: asyncio.Task[None] | None = None
 
     async def find(self, name: str) -> Model | None:
         """The model of that name or alias."""
         await self._refresh(_FRESH_S)
+        if self._early is None and time.monotonic() - self._read_at >= _EARLY_S:
+            self._early = asyncio.create_task(self._refresh_early())
         model = self._names.get(name)
         if model is None:
             await self._refresh(_MISS_FRESH_S)
@@ -59,6 +64,14 @@ class Registry:
         """All models, by name."""
         await self._refresh(_FRESH_S)
         return [self._models[pool] for pool in sorted(self._models)]
+
+    async def _refresh_early(self) -> None:
+        try:
+            await self._refresh(_EARLY_S)
+        except (RedisError, OSError) as error:
+            log.debug("models: %s", error)  # the request that needs them is told
+        finally:
+            self._early = None
 
     async def _refresh(self, max_age_s: float) -> None:
         if time.monotonic() - self._read_at < max_age_s:

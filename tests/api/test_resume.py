@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -78,6 +79,19 @@ async def test_a_dropped_connection_goes_on_where_it_stood(gateway: Gateway, poo
     assert choices(before + after) == choices(undisturbed) and text(before + after) == text(undisturbed)
     assert len({m["data"]["created"] for m in before + after if m["type"] == "chunk"}) == 1
     await one_of_each(gateway.stack, request)
+
+
+async def test_its_time_to_the_first_token_is_what_the_first_connection_saw(gateway: Gateway, pool: str) -> None:
+    async with opened(gateway) as socket:
+        asked = time.monotonic()
+        request, _ = await begin(socket, 1)
+        first_s = time.monotonic() - asked
+        for _ in range(12):  # 0.3 s
+            await receive(socket)
+    await resume(gateway, request, 13)
+    await until(lambda: outcomes(gateway.stack, request))
+    (outcome,) = outcomes(gateway.stack, request)
+    assert outcome.ttft_s is not None and 0 < outcome.ttft_s <= first_s + 0.002  # times are kept in milliseconds
 
 
 @pytest.mark.slow
