@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
-from engine.backends.contract import Backend
+from engine.backends.contract import Backend, Constraining
 from engine.protocol.keys import Keys
 from engine.serve.backends import build_backend, build_scheduler
 from engine.serve.link import Link, connect
@@ -24,6 +24,7 @@ from engine.serve.sender import Sender
 from engine.serve.shadow import Divergence, Shadow
 from engine.text import Tokenizer
 
+_COMMON_CONSTRAINT = '{"kind":"json_object"}'
 _FLUSH_S = 10.0
 """How long to wait for Redis to take the last replies and finals."""
 
@@ -62,6 +63,9 @@ class Engine:
         signal.signal(signal.SIGINT, self._on_signal)
         for thread in filter(None, (self.tape, self.sender, self.puller, self.listener)):
             thread.start()
+        if isinstance(self.backend, Constraining) and "grammar" in self.backend.card.capabilities:
+            # Starts what compiles constraints, before the first request that has one would wait for it.
+            self.backend.prepare(_COMMON_CONSTRAINT, lambda reason: None)
         status = EXIT_FAULT
         try:
             status = self.loop.run()
