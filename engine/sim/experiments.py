@@ -179,30 +179,45 @@ def swapping() -> Rows:
 
 
 def plan_time() -> Rows:
-    """CPU time of `plan` alone, with 256 running and more and more waiting."""
+    """CPU time of `plan` alone, with 256 running and more and more waiting; and when those who run may be evicted."""
     rows = []
     for waiting in (100, 300, 1000, 3000, 10_000):
-        config = SchedulerConfig(device_blocks=16_384, max_rows=256, max_step_tokens=1024, prefix_cache=True)
-        scheduler = create("tiered", config)
-        for i in range(256 + waiting):
-            tier = i % 3 if i >= 256 else 0
-            prompt = tuple(range(i * 131, i * 131 + 100))
-            request = Request(i, i, tier, f"t{i % 40}", prompt, 400, 0.0, 1e9 + i, 0.1, salt=f"t{i % 40}")
-            scheduler.submit(request, 0.0)
-            if i < 256:
-                continue
-        now, times = 0.0, []
-        for step in range(160):
-            begin = time.process_time()
-            plan = scheduler.plan(now)
-            times.append(time.process_time() - begin)
-            samples = tuple(Sample(s.sequence, (END + 1,)) for s in plan.slices if s.samples)
-            now += 0.05
-            scheduler.commit(plan, StepOutcome(step, samples, 0.05), now)
-        steady = times[-60:]
-        rows.append({"waiting": waiting, "median_ms": 1e3 * median(steady),
-                     "p95_ms": 1e3 * (percentile(steady, 0.95) or 0.0)})  # fmt: skip
+        kept, evictable = _plan_times(waiting, 0), _plan_times(waiting, 2)
+        rows.append({"waiting": waiting, "median_ms": 1e3 * median(kept),
+                     "p95_ms": 1e3 * (percentile(kept, 0.95) or 0.0), "evictable_median_ms": 1e3 * median(evictable),
+                     "evictable_p95_ms": 1e3 * (percentile(evictable, 0.95) or 0.0)})  # fmt: skip
     return rows
+
+
+def _plan_times(waiting: int, running: int) -> list[float]:
+    """Seconds of 60 plans while 256 of the tier `running` run.
+
+    Where those who wait may evict them, it is one plan again and again: committed, it would leave nobody to evict.
+    """
+    config = SchedulerConfig(device_blocks=16_384, max_rows=256, max_step_tokens=1024, prefix_cache=True)
+    scheduler = create("tiered", config)
+
+    def submit(first: int, count: int) -> None:
+        for i in range(first, first + count):
+            tier, prompt = i % 3 if i >= 256 else running, tuple(range(i * 131, i * 131 + 100))
+            scheduler.submit(Request(i, i, tier, f"t{i % 40}", prompt, 400, 0.0, 1e9 + i, 0.1, salt=f"t{i % 40}"), 0.0)
+
+    submit(0, 256)
+    if not running:
+        submit(256, waiting)
+    now, times = 0.0, []
+    for step in range(160):
+        if running and step == 100:
+            submit(256, waiting)
+        begin = time.process_time()
+        plan = scheduler.plan(now)
+        times.append(time.process_time() - begin)
+        if running and step >= 100:
+            continue
+        samples = tuple(Sample(s.sequence, (END + 1,)) for s in plan.slices if s.samples)
+        now += 0.05
+        scheduler.commit(plan, StepOutcome(step, samples, 0.05), now)
+    return times[-60:]
 
 
 EXPERIMENTS: dict[str, Callable[[], Rows]] = {
