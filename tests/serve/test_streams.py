@@ -106,6 +106,7 @@ def test_heartbeat_shows_progress(start: StartEngine, gateway: Gateway) -> None:
     wait_for(lambda: beat().steps > 0 and beat().running == 1 and beat().by_tier == {"standard": 1})
     assert beat().tokens_per_s > 0
     assert beat().kv_free < beat().kv_blocks
+    wait_for(lambda: 0 < beat().kv_unwritten < beat().block_size)  # one sequence: only its last block isn't full
     gateway.finish()
 
 
