@@ -15,6 +15,11 @@ class ClockedFunctions(Functions):
     library = f"{LIBRARY}_clocked"
     clock = "function(p) return tonumber(redis.call('GET', p .. 'test_now')) end"
 
+    @classmethod
+    def source(cls) -> str:
+        """Nothing lapses by the server's own clock, which goes on while a slow machine runs a test."""
+        return super().source().replace("'PEXPIRE'", "'EXISTS'")
+
     def set_clock(self, now_ms: int) -> None:
         self.redis.set(f"{self.keys.prefix}test_now", now_ms)
 

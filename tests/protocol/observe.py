@@ -88,16 +88,43 @@ def _accounts(pool: str, fair: FairQueue) -> dict[str, Any]:
     return state
 
 
+def _indexes(t: Twin) -> dict[str, Any]:
+    """What Redis keeps beside the requests, made of the requests."""
+    state: dict[str, Any] = {"expiry": {}, "grace": {}}
+
+    def count(key: str, field: str, by: int = 1) -> None:
+        fields = state.setdefault(key, {})
+        fields[field] = str(int(fields.get(field, 0)) + by)
+
+    for request, r in sorted(t.requests.items()):
+        a = r.a
+        if r.state == "queued":
+            count(f"depth:{a.pool}", a.tier)
+            count(f"depth:{a.pool}", f"{a.tier}:{a.tenant}")
+            if r.expires_ms:
+                state["expiry"][request] = r.expires_ms
+        if a.hold_nano:
+            count(f"acct:{a.tenant}", "held", a.hold_nano)
+        if r.grace_ms:
+            state["grace"][request] = r.grace_ms
+        if r.state != "finished":
+            state.setdefault(f"open:{a.tenant}", []).append(request)
+            if r.gateway:
+                state.setdefault(f"gwreq:{r.gateway}", []).append(request)
+        if r.state == "running":
+            state.setdefault(f"engreq:{r.engine}", []).append(request)
+    for (pool, tier), queues in t.queues.items():
+        for member, queue in queues.items():
+            state[f"q:{pool}:{tier}:{member}"] = sorted(queue.entries)
+            if queue.waiting:
+                late = "!" if member.startswith("!") else ""
+                state.setdefault(f"ready:{pool}:{tier}{late}", {})[member] = min(queue.waiting)
+    return state
+
+
 def of_twin(t: Twin) -> dict[str, Any]:
     """The same dict as `of_redis` gives."""
-    state: dict[str, Any] = {
-        "usage": t.usage,
-        "dead": t.dead,
-        "era": t.era,
-        "expiry": dict(t.expiry),
-        "grace": dict(t.grace),
-        "pools": dict(t.pools),
-    }
+    state = _indexes(t) | {"usage": t.usage, "dead": t.dead, "era": t.era, "pools": dict(t.pools)}
     state["arrivals"] = str(t.arrivals) if t.arrivals else None
     state["gateways"], state["reaped"] = dict(t.gateways), dict(t.reaped)
     if t.tick is not None:
@@ -107,23 +134,9 @@ def of_twin(t: Twin) -> dict[str, Any]:
         named_kept = {"tenant": kept.tenant, "gateway": kept.gateway, "turn": str(kept.turn), "ask": kept.ask}
         state[f"resume:{request}"] = named_kept | told
     for request, r in t.requests.items():
-        values: list[Any] = [
-            r.state,
-            r.epoch,
-            r.attempts,
-            r.engine,
-            r.gateway,
-            r.cancel,
-            r.member,
-            r.arrival,
-            r.expires_ms,
-        ]
-        values += [r.admitted_ms, r.a.hold_nano]
+        values: list[Any] = [r.state, r.epoch, r.attempts, r.engine, r.gateway, r.cancel, r.member, r.arrival]
+        values += [r.expires_ms, r.admitted_ms, r.a.hold_nano]
         state[f"req:{request}"] = dict(zip(_RECORD, map(str, values), strict=True))
-    for (pool, tier, member), queue in t.queues.items():
-        state[f"q:{pool}:{tier}:{member}"] = sorted(queue.entries)
-    for (pool, tier), ready in t.ready.items():
-        state[f"ready:{pool}:{tier}"] = dict(ready)
     for (pool, tier), (gap, last) in t.drain.items():
         state.setdefault(f"drain:{pool}", {}).update({f"{tier}:gap": _real(gap), f"{tier}:last": str(last)})
     for (tenant, name), (level, at) in t.buckets.items():
@@ -133,22 +146,13 @@ def of_twin(t: Twin) -> dict[str, Any]:
         state[f"idem:{tenant}:{key}"] = {
             "digest": c.digest, "request": c.request, "state": text, "expires": str(c.expires_ms)
         }  # fmt: skip
-    for tenant, a in t.accounts.items():
-        named = {
-            "generation": a.generation,
-            "balance": a.balance_nano,
-            "sequence": a.sequence,
-            "held": a.held_nano or None,
-        }
-        state[f"acct:{tenant}"] = {k: str(v) for k, v in named.items() if v is not None}
-    for pool, depths in t.depth.items():
-        state[f"depth:{pool}"] = {k: str(v) for k, v in depths.items()}
+    for tenant, account in t.accounts.items():
+        named = {"generation": account.generation, "balance": account.balance_nano, "sequence": account.sequence}
+        state.setdefault(f"acct:{tenant}", {}).update({k: str(v) for k, v in named.items() if v is not None})
     for pool, ranks in t.tiers.items():
         state[f"tiers:{pool}"] = dict(ranks)
     for pool, fair in t.fair.items():
         state |= _accounts(pool, fair)
-    for name, sets in (("open", t.open), ("gwreq", t.gateway_requests), ("engreq", t.engine_requests)):
-        state.update({f"{name}:{k}": sorted(v) for k, v in sets.items()})
     state.update({f"engines:{pool}": dict(v) for pool, v in t.engines.items()})
     state.update({f"card:{pool}": v.decode() for pool, v in t.cards.items()})
     state.update({f"replies:{g}": list(v) or "empty" for g, v in t.replies.items()})
