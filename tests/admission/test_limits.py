@@ -85,6 +85,28 @@ async def test_a_full_queue_of_one_tenant(gateway: Gateway, slow_pool: str) -> N
         assert {r.status_code for r in await asyncio.gather(*waiting)} == {200}
 
 
+async def test_a_sheddable_tier_is_refused_before_its_deadline_is_lost(gateway: Gateway, slow_pool: str) -> None:
+    redis, prefix = gateway.stack.redis, gateway.stack.prefix
+    drain, jobs = f"{prefix}drain:{slow_pool}", {**ASK, "model": slow_pool, "service_tier": "batch"}
+    async with gateway.async_client("few-waiting") as client:
+        running = await start(client, model=slow_pool)
+        try:
+            waiting = [asyncio.create_task(client.post("/chat/completions", json=jobs))]
+            await until(lambda: redis.hget(f"{prefix}depth:{slow_pool}", "batch:few-waiting") == b"1")
+            # As if its jobs had been started 61 s apart: more than the tier's target of 60 s.
+            redis.hset(drain, mapping={"batch:gap": "61000", "batch:last": str(int(1000 * time.time()))})
+            refused = await client.post("/chat/completions", json=jobs)
+            check(refused, 503, "tier_queue_full")
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            others = {**jobs, "service_tier": "auto"}
+            waiting.append(asyncio.create_task(client.post("/chat/completions", json=others)))
+            await until(lambda: redis.hget(f"{prefix}depth:{slow_pool}", "standard:few-waiting") == b"1")
+        finally:
+            redis.hdel(drain, "batch:gap", "batch:last")
+            await running.aclose()
+        assert {r.status_code for r in await asyncio.gather(*waiting)} == {200}
+
+
 def test_a_request_rate(gateway: Gateway) -> None:
     with gateway.client("three-a-minute") as client:
         for left in (2, 1, 0):
