@@ -36,6 +36,7 @@ CODES: dict[str, Code] = {
     "unsupported_value": Code(400, _INVALID),
     "context_length_exceeded": Code(400, _INVALID),
     "invalid_grammar": Code(400, _INVALID),
+    "invalid_image": Code(400, _INVALID),
     "invalid_http": Code(400, _INVALID),
     "invalid_host": Code(400, _INVALID),
     "invalid_encoding": Code(400, _INVALID),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from gateway.api import embeddings, generate, listing, openapi, tokens
+from gateway.api import classify, embeddings, generate, listing, openapi, tokens
 from gateway.api.routes import route
 
 _any = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"), listing.not_found)
@@ -13,6 +13,7 @@ urlpatterns = [
     path("v1/chat/completions", route(POST=generate.chat_completions)),
     path("v1/completions", route(POST=generate.completions)),
     path("v1/embeddings", route(POST=embeddings.embeddings)),
+    path("v1/classify", route(POST=classify.classify)),
     path("v1/tokenize", route(POST=tokens.tokenize)),
     path("v1/detokenize", route(POST=tokens.detokenize)),
     path("v1/models", route(GET=listing.models)),

@@ -124,4 +124,3 @@ class Seeing(Protocol):
         `done` is called once, from another thread: with the pixels of each, or with none, an error code and the reason.
         """
         ...
-

@@ -73,6 +73,8 @@ class Order:
     claim: Claim | None = None
     ask: str = ""
     """Of a resumable request: what another gateway needs to go on with it."""
+    images: tuple[bytes, ...] = ()
+    """One for each prompt, which then only says what it costs."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -352,6 +354,7 @@ def _work(arrival: Arrival, principal: Principal, tier: TierFacts, order: Order,
         messages=order.messages,
         resumable=bool(order.ask),
         trace=arrival.trace,
+        images=order.images,
     )
 
 

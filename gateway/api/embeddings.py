@@ -87,7 +87,7 @@ class VectorAnswer(Answer):
     """An answer of one vector per input, in one piece. How it ends is `Answer`'s business."""
 
     async def whole(self) -> bytes:
-        vectors = await self._collect()
+        vectors = await self._collect(self.ticket.order.model.card.embedding_dimensions)
         self._flight.delivered(0)
         parts: list[bytes] = []
         for index, vector in enumerate(vectors):
@@ -102,14 +102,13 @@ class VectorAnswer(Answer):
         await self._finished("application/json", [body])
         return body
 
-    async def _collect(self) -> list[bytes]:
+    async def _collect(self, length: int) -> list[bytes]:
         """The vectors as little-endian float32, by input; the engine may finish them in any order."""
         vectors = [b""] * self.ticket.order.choices
         while batch := await self._flight.reply.get():
             for delta in batch:
                 vectors[delta.choice] = delta.vector
-        size = 4 * self.ticket.order.model.card.embedding_dimensions
-        if any(len(vector) != size for vector in vectors):
+        if any(len(vector) != 4 * length for vector in vectors):
             raise ApiError("engine_error", "The engine sent a vector of another size than its model has.")
         return vectors
 

@@ -176,7 +176,7 @@ def check_capability(model: Model, capability: str) -> None:
     """400 on a route that the model does not serve."""
     capabilities = model.card.capabilities
     if capability not in capabilities:
-        routes = [name for name in ("chat", "completion", "embedding") if name in capabilities]
+        routes = [name for name in ("chat", "completion", "embedding", "image") if name in capabilities]
         does = f"{' and '.join(routes)} requests" if routes else "none of these routes"
         message = f"The model '{model.card.model}' does not serve {capability} requests; it serves {does}."
         raise ApiError("unsupported_value", message, param="model")

@@ -19,6 +19,7 @@ from django.urls import ResolverMatch, get_resolver
 from gateway.admission.admission import Arrival
 from gateway.api.body import Disconnected, read_body
 from gateway.api.responses import EventStream, error_response
+from gateway.api.schemas.classify import MAX_BODY_BYTES
 from gateway.errors import ApiError
 
 __all__ = ["DataHandler", "DataRequest", "arrival_of", "new_request_id"]
@@ -30,6 +31,8 @@ Send = Callable[[Any], Awaitable[None]]
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+_BODY_BYTES = {"/v1/classify": MAX_BODY_BYTES}
+"""Routes that take more than the setting says."""
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -71,7 +74,8 @@ class DataHandler(ASGIHandler):
         if not scope["path"].startswith("/"):
             # `OPTIONS *`: no view answers for the server as a whole, and URL patterns know paths only.
             raise ApiError("not_found", f"Unknown request URL: {scope['method']} {scope['path'][:200]}.")
-        body = await read_body(headers, receive, settings.SLUICE_MAX_BODY_BYTES)
+        limit = max(settings.SLUICE_MAX_BODY_BYTES, _BODY_BYTES.get(scope["path"], 0))
+        body = await read_body(headers, receive, limit)
         try:
             request = self.request_class(scope, BytesIO(body))
         except UnicodeDecodeError:

@@ -9,9 +9,11 @@ import msgspec
 import orjson
 from django.http import HttpResponseBase
 
+from engine.protocol.images import MAX_IMAGES
 from gateway.api.handler import DataRequest
 from gateway.api.responses import raw_json
 from gateway.api.schemas.chat import ChatRequest
+from gateway.api.schemas.classify import ClassifyRequest
 from gateway.api.schemas.completion import CompletionRequest
 from gateway.api.schemas.embedding import EmbeddingRequest
 from gateway.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
@@ -20,7 +22,10 @@ from gateway.errors import CODES
 __all__ = ["describe", "document"]
 
 _REF = "#/components/schemas/{name}"
-_REQUESTS = (ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+_REQUESTS = (
+    *(ChatRequest, CompletionRequest, EmbeddingRequest, ClassifyRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+)
 _GENERATION_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503)
 _READ_ERRORS = (400, 401, 403, 404, 405, 413, 500, 503)
 
@@ -132,6 +137,27 @@ _ANSWERS: dict[str, Schema] = {
             "usage": _object({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
         }
     ),
+    "Classes": _object(
+        {
+            "id": _STR,
+            "object": {"const": "list"},
+            "created": _INT,
+            "model": _STR,
+            "data": _list(
+                _object(
+                    {
+                        "index": _COUNT,
+                        "label": _STR,
+                        "score": _NUMBER,
+                        "num_classes": _COUNT,
+                        "top": _list(_object({"index": _COUNT, "label": _STR, "score": _NUMBER})),
+                    },
+                    {"probs": _list(_NUMBER)},
+                )
+            ),
+            "usage": _ref("Usage"),
+        }
+    ),
     "Model": _object(
         {"id": _STR, "object": {"const": "model"}, "created": _INT, "owned_by": _STR},
         {"context_length": _COUNT, "capabilities": _list(_STR), "aliases": _list(_STR), "available": _BOOL},
@@ -175,6 +201,9 @@ def _narrow(requests: dict[str, Schema]) -> None:
     chat["verbosity"] = {"enum": [None, "medium"]}
     chat["reasoning_effort"] = {"enum": [None, "none"]}
     chat["modalities"] = {"enum": [None, ["text"]]}
+    url = {"type": "string", "pattern": "^data:image/(png|jpeg|webp|gif);base64,"}
+    images = {"type": "array", "items": url, "minItems": 1, "maxItems": MAX_IMAGES}
+    requests["ClassifyRequest"]["properties"]["input"] = {"anyOf": [url, images]}
     text = requests["CompletionRequest"]["properties"]
     text["suffix"] = {"enum": [None, ""]}
     given = {"properties": {"prompt": _STR, "messages": {"type": "null"}}, "required": ["prompt"]}
@@ -193,6 +222,9 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/embeddings": {
             "post": generate | _post("createEmbedding", "A vector for each text.", "EmbeddingRequest", "Embeddings")
+        },
+        "/v1/classify": {
+            "post": generate | _post("classify", "The classes of each image.", "ClassifyRequest", "Classes")
         },
         "/v1/tokenize": {
             "post": _post("tokenize", "Token ids of a text or conversation.", "TokenizeRequest", "Tokens")

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 from django.http import HttpResponseBase
 
+from engine.protocol.messages import ModelCard
 from gateway.api.handler import DataRequest
 from gateway.api.parse import parse_body
 from gateway.api.responses import json_response
 from gateway.api.schemas.messages import render
 from gateway.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.errors import ApiError
 from gateway.plane import current
 
 __all__ = ["detokenize", "tokenize"]
@@ -21,7 +23,7 @@ async def tokenize(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
     body = await parse_body(plane, request, TokenizeRequest)
-    card = (await plane.admission.find_model(request.arrival, principal, body.model)).card
+    card = _with_text((await plane.admission.find_model(request.arrival, principal, body.model)).card)
     if body.messages is not None:
         tools = msgspec.to_builtins(body.tools) if body.tools else None
         conversation = await plane.prompts.chat(card, render(body.messages), tools, body.add_generation_prompt)
@@ -38,5 +40,11 @@ async def detokenize(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
     body = await parse_body(plane, request, DetokenizeRequest)
-    card = (await plane.admission.find_model(request.arrival, principal, body.model)).card
+    card = _with_text((await plane.admission.find_model(request.arrival, principal, body.model)).card)
     return json_response({"prompt": await plane.prompts.decode(card, body.tokens)})
+
+
+def _with_text(card: ModelCard) -> ModelCard:
+    if not card.vocab_size:
+        raise ApiError("unsupported_value", f"The model '{card.model}' takes images and has no tokens.", param="model")
+    return card
