@@ -254,8 +254,11 @@ struct Avx2 {
                 __m256i v[2];
 #pragma GCC unroll 2
                 for (int p = 0; p < 2; p++)
+                {
                     v[p] = !PACKED ? bytes32(w + q * 64 + 32 * p)
                            : q % 2 ? high4(bytes32(w + q / 2 * 64 + 32 * p)) : low4(bytes32(w + q / 2 * 64 + 32 * p));
+                    pin(v[p]);
+                }
 #pragma GCC unroll 4
                 for (int r = 0; r < R; r++) {
                     const __m256i x = spread4(a + r * BLOCK + 4 * (!PACKED ? q : q % 2 ? 4 + q / 2 : q / 2));
@@ -267,15 +270,15 @@ struct Avx2 {
                     }
                 }
             }
-#pragma GCC unroll 2
-            for (int p = 0; p < 2; p++) {
-                __m256 scale, least;
-                scales<PACKED, 4>(w, p, scale, least);
+            __m256 scale[2], least[2];
+            scales<PACKED, 4>(w, 0, scale[0], least[0]);
+            scales<PACKED, 4>(w, 1, scale[1], least[1]);
 #pragma GCC unroll 4
-                for (int r = 0; r < R; r++)
-                    add8(sums + r * PANEL + 8 * p, _mm256_madd_epi16(s[r][p], _mm256_set1_epi16(1)), scale, least,
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+                for (int p = 0; p < 2; p++)
+                    add8(sums + r * PANEL + 8 * p, _mm256_madd_epi16(s[r][p], _mm256_set1_epi16(1)), scale[p], least[p],
                          a + R * BLOCK + 4 * r, a + R * (BLOCK + 4) + 4 * r);
-            }
         }
     }
 
@@ -292,6 +295,8 @@ struct Avx2 {
                     const __m256i v = bytes32(w + q * 64 + 32 * p);
                     l[p] = PACKED ? low4(v) : v;
                     h[p] = PACKED ? high4(v) : bytes32(w + LEVELS + q * 64 + 32 * p);
+                    pin(l[p]);
+                    pin(h[p]);
                 }
 #pragma GCC unroll 2
                 for (int r = 0; r < COUNT; r++) {
