@@ -116,7 +116,7 @@ def take(trace: Trace, data: bytes, now: float) -> None:
 def open_session(ask: Ask) -> aiohttp.ClientSession:
     """No limit on connections: the load decides how many streams are open, never the client."""
     timeout = aiohttp.ClientTimeout(total=ask.timeout_s, sock_connect=30)
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=timeout)
 
 
 async def stream(
