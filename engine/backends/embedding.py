@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine.backends.card import model_card
-from engine.backends.contract import Capacity, Extras, SequenceInput
+from engine.backends.contract import Capacity, SequenceInput
+from engine.backends.one_shot import DTYPES, OneShot, dtype_of
 from engine.models.bert import Bert
 from engine.models.loading import open_encoder
 from engine.protocol.messages import ModelCard
-from engine.scheduler.step import Slice, StepOutcome, StepPlan
 
 __all__ = ["Embedding", "create"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _WAITING_TOKENS = 1 << 19
 """Tokens that may wait in the engine. They hold no memory to speak of; what is not pulled can go to another engine."""
 
 
-class Embedding:
+class Embedding(OneShot[tuple[int, ...]]):
     """An encoder behind the backend contract. A slice is a whole text and ends it; its vector is in `extras`."""
 
     def __init__(self, encoder: Bert, card: ModelCard, capacity: Capacity, *, threads: int, fingerprint: str) -> None:
-        self.card = card
-        self.capacity = capacity
-        self.threads = threads
-        self._encoder: Bert | None = encoder
-        self._fingerprint = fingerprint
-        self._texts: dict[int, tuple[int, ...]] = {}
-        self._extras = Extras()
-        self._thread = 0
+        super().__init__(card, capacity, threads=threads, fingerprint=fingerprint)
+        self._encoder = encoder
 
     @classmethod
     def load(
@@ -56,9 +48,7 @@ class Embedding:
         """
         checkpoint = open_encoder(path)
         torch.set_num_threads(threads)
-        dtype = "fp32" if dtype == "auto" else dtype
-        if dtype not in _DTYPES:
-            raise ValueError(f"unknown dtype {dtype!r}: auto, fp32 or bf16")
+        dtype = dtype_of(dtype)
         config = checkpoint.config
         name = model or Path(path).name.lower()
         context = min(context_length or config.context_length, config.positions)
@@ -81,51 +71,22 @@ class Embedding:
         )
         identity = f"{checkpoint.content_hash()} {dtype}"
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:32]
-        return cls(Bert(checkpoint, _DTYPES[dtype]), card, capacity, threads=threads, fingerprint=fingerprint)
+        return cls(Bert(checkpoint, DTYPES[dtype]), card, capacity, threads=threads, fingerprint=fingerprint)
 
     def add(self, sequence: SequenceInput) -> None:
         """Raises ValueError for ids outside the vocabulary: they would fail a whole step."""
         if not all(0 <= token < self.card.vocab_size for token in sequence.tokens):
             raise ValueError(f"a token id is outside the vocabulary of {self.card.vocab_size}")
-        self._texts[sequence.sequence] = sequence.tokens
+        self._inputs[sequence.sequence] = sequence.tokens
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        if self._thread != threading.get_ident():  # OpenMP keeps its number of threads for each calling thread
-            torch.set_num_threads(self.threads)
-            self._thread = threading.get_ident()
-        started = time.perf_counter()
-        self._extras = Extras()
-        for drop in plan.drops:
-            self._texts.pop(drop.sequence, None)
-        faults = self._embed(plan.slices) if plan.slices else ()
-        return StepOutcome(step=plan.step, seconds=time.perf_counter() - started, faults=faults)
-
-    def _embed(self, slices: tuple[Slice, ...]) -> tuple[tuple[int, str], ...]:
-        """Vectors of whole texts into `extras`; texts of one length side by side share their attention."""
-        if self._encoder is None:
-            raise RuntimeError("the backend is closed")
-        texts = sorted(((s.sequence, self._texts[s.sequence]) for s in slices), key=lambda text: len(text[1]))
-        tokens_T = torch.tensor([token for _, tokens in texts for token in tokens])
-        with torch.inference_mode():
-            vectors_BD = self._encoder.forward(tokens_T, [len(tokens) for _, tokens in texts])
-            finite_B = vectors_BD.isfinite().all(1).tolist()
-        vectors: list[list[float]] = vectors_BD.tolist()
-        faults: list[tuple[int, str]] = []
-        for (sequence, _), vector, finite in zip(texts, vectors, finite_B, strict=True):
-            if finite:
-                self._extras.vectors[sequence] = vector
-            else:
-                faults.append((sequence, "the model's numbers overflowed"))
-        return tuple(faults)
-
-    def extras(self) -> Extras:
-        return self._extras
-
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def close(self) -> None:
-        self._encoder = None
+    def _rows(self, inputs: list[tuple[int, ...]]) -> Tensor:
+        """Vectors [texts, dimensions]; texts of one length side by side share their attention."""
+        order = sorted(range(len(inputs)), key=lambda one: len(inputs[one]))
+        tokens_T = torch.tensor([token for one in order for token in inputs[one]])
+        vectors_BD = self._encoder.forward(tokens_T, [len(inputs[one]) for one in order])
+        rows_BD = torch.empty_like(vectors_BD)
+        rows_BD[torch.tensor(order)] = vectors_BD
+        return rows_BD
 
 
 create = Embedding.load

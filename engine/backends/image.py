@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Protocol
@@ -13,19 +12,18 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from engine.backends.contract import Capacity, Extras, SequenceInput
+from engine.backends.contract import Capacity, SequenceInput
 from engine.backends.decoder import Decoder, Seen
+from engine.backends.one_shot import DTYPES, OneShot, dtype_of
 from engine.models.checkpoint import ModelError
 from engine.models.image_folder import ImageCheckpoint, Preprocessing
 from engine.models.loading import open_classifier
 from engine.models.resnet import ResNet
 from engine.models.vit import ViT
 from engine.protocol.messages import PROTOCOL_VERSION, ModelCard
-from engine.scheduler.step import Slice, StepOutcome, StepPlan
 
 __all__ = ["ImageClassifier", "create"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _CLASSES: dict[str, type[ViT] | type[ResNet]] = {
     "ViTForImageClassification": ViT,
     "ResNetForImageClassification": ResNet,
@@ -47,21 +45,15 @@ class Classifier(Protocol):
         ...
 
 
-class ImageClassifier:
+class ImageClassifier(OneShot[bytes]):
     """An image model behind the backend contract. A slice is a whole image and ends it; its scores are in `extras`."""
 
     def __init__(self, model: Classifier, checkpoint: ImageCheckpoint, card: ModelCard, capacity: Capacity) -> None:
-        self.card = card
-        self.capacity = capacity
-        self.threads = torch.get_num_threads()
-        self._model: Classifier | None = model
+        super().__init__(card, capacity, threads=torch.get_num_threads(), fingerprint=card.hash)
+        self._model = model
         self._many = checkpoint.many
-        self._fingerprint = card.hash
         self._size = checkpoint.preprocessing
         self._decoder = Decoder(_settings(self._size), max(1, min(4, (os.cpu_count() or 1) // 4)))
-        self._images: dict[int, bytes] = {}
-        self._extras = Extras()
-        self._thread = 0
 
     @classmethod
     def load(
@@ -78,16 +70,14 @@ class ImageClassifier:
     ) -> ImageClassifier:
         """Read a Hugging Face folder. Raises `ModelError` when it can't be used.
 
-        `dtype` auto is fp32, so that scores don't depend on the machine. There is no context to choose.
+        There is no context to choose.
         """
         checkpoint = open_classifier(path)
         if context_length:
             raise ModelError(f"{path}: an image model has no context length to set")
         torch.set_num_threads(threads)
-        dtype = "fp32" if dtype == "auto" else dtype
-        if dtype not in _DTYPES:
-            raise ValueError(f"unknown dtype {dtype!r}: auto, fp32 or bf16")
-        built: Classifier = _CLASSES[str(checkpoint.architecture)](checkpoint, _DTYPES[dtype])
+        dtype = dtype_of(dtype)
+        built: Classifier = _CLASSES[str(checkpoint.architecture)](checkpoint, DTYPES[dtype])
         name = model or Path(path).name.lower()
         capacity = Capacity(
             block_size=16,
@@ -107,34 +97,12 @@ class ImageClassifier:
         """Raises ValueError when the pixels are not those of an image of the model's size."""
         if len(sequence.pixels) != self._size.height * self._size.width * 3:
             raise ValueError(f"the image is not {self._size.width} x {self._size.height} pixels")
-        self._images[sequence.sequence] = sequence.pixels
+        self._inputs[sequence.sequence] = sequence.pixels
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        if self._thread != threading.get_ident():  # OpenMP keeps its number of threads for each calling thread
-            torch.set_num_threads(self.threads)
-            self._thread = threading.get_ident()
-        started = time.perf_counter()
-        self._extras = Extras()
-        for drop in plan.drops:
-            self._images.pop(drop.sequence, None)
-        faults = self._classify(plan.slices) if plan.slices else ()
-        return StepOutcome(step=plan.step, seconds=time.perf_counter() - started, faults=faults)
-
-    def _classify(self, slices: tuple[Slice, ...]) -> tuple[tuple[int, str], ...]:
-        """The scores of all classes into `extras`; they sum to 1 unless classes don't exclude each other."""
-        if self._model is None:
-            raise RuntimeError("the backend is closed")
-        with torch.inference_mode():
-            logits_BK = self._model.forward(self._normalised([self._images[s.sequence] for s in slices]))
-            scores_BK = logits_BK.sigmoid() if self._many else logits_BK.softmax(1)
-            finite_B = scores_BK.isfinite().all(1).tolist()
-        faults: list[tuple[int, str]] = []
-        for s, scores, finite in zip(slices, scores_BK.tolist(), finite_B, strict=True):
-            if finite:
-                self._extras.vectors[s.sequence] = scores
-            else:
-                faults.append((s.sequence, "the model's numbers overflowed"))
-        return tuple(faults)
+    def _rows(self, inputs: list[bytes]) -> Tensor:
+        """The scores of all classes [images, classes]; they sum to 1 unless classes don't exclude each other."""
+        logits_BK = self._model.forward(self._normalised(inputs))
+        return logits_BK.sigmoid() if self._many else logits_BK.softmax(1)
 
     def _normalised(self, images: list[bytes]) -> Tensor:
         size = self._size
@@ -143,15 +111,9 @@ class ImageClassifier:
         pixels_BHWC = (pixels_BHWC - torch.tensor(size.mean)) / torch.tensor(size.std)
         return pixels_BHWC.permute(0, 3, 1, 2).contiguous()
 
-    def extras(self) -> Extras:
-        return self._extras
-
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
     def close(self) -> None:
         self._decoder.close()
-        self._model = None
+        super().close()
 
 
 def _settings(size: Preprocessing) -> dict[str, int]:

@@ -103,7 +103,7 @@ def test_a_cancelled_text_is_forgotten(backend: Embedding) -> None:
         submit(backend, scheduler, number, [101, 1000, 102])
     scheduler.end(1, 0.0)
     vectors, _ = run(backend, scheduler)
-    assert sorted(vectors) == [0, 2] and not backend._texts
+    assert sorted(vectors) == [0, 2] and not backend._inputs
 
 
 def test_ids_outside_the_vocabulary_are_refused_before_they_spoil_a_step(backend: Embedding) -> None:
