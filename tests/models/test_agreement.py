@@ -13,7 +13,7 @@ from engine.models import Checkpoint, open_checkpoint
 from engine.models.architectures import Decoder, build_decoder
 from tests.models.prompts import LONG, SHORT
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]  # minutes on a busy machine
+pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(900)]  # minutes on a busy machine
 BLOCK = 16
 KEEP = 64
 """Logits are compared at the last so many positions of each prompt."""

@@ -47,6 +47,7 @@ def test_a_recording_plays_identically(recording: Path, capsys: pytest.CaptureFi
     assert int(out.split()[0]) > 100
 
 
+@pytest.mark.slow
 def test_other_policies_plan_on_the_same_views(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(recording), "--policy", "fcfs", "--show", "1"]) == 0
     first, _, last = capsys.readouterr().out.splitlines()
@@ -123,6 +124,7 @@ def test_stand_ins_agree_as_far_as_two_sequences_begin_alike_and_say_nothing_els
     assert not scribe._hashes.get(1)
 
 
+@pytest.mark.slow
 def test_a_shadow_reports_differences_and_changes_nothing() -> None:
     found: list[Divergence] = []
     shadows: list[Shadow] = []
