@@ -118,9 +118,16 @@ class Constraining(Protocol):
 class Seeing(Protocol):
     """A backend that takes images (`Work.images`); its card says "image"."""
 
-    def look(self, images: tuple[bytes, ...], rank: int, done: Callable[[tuple[bytes, ...], str, str], None]) -> None:
+    def look(
+        self,
+        images: tuple[bytes, ...],
+        rank: int,
+        done: Callable[[tuple[bytes, ...], str, str], None],
+        wanted: Callable[[], bool],
+    ) -> None:
         """Make pixels of a request's images, before `add`; those of a better (lower) tier rank first.
 
         `done` is called once, from another thread: with the pixels of each, or with none, an error code and the reason.
+        `wanted` is asked before each image, from any thread: once false, the rest may be left undone and untold.
         """
         ...

@@ -34,8 +34,8 @@ class DecoderError(RuntimeError):
 class _Job:
     """The images of one request. The first that fails ends it."""
 
-    def __init__(self, images: tuple[bytes, ...], done: Seen) -> None:
-        self.images, self.done = images, done
+    def __init__(self, images: tuple[bytes, ...], done: Seen, wanted: Callable[[], bool]) -> None:
+        self.images, self.done, self.wanted = images, done, wanted
         self.over = False
         self._pixels: list[bytes] = [b""] * len(images)
         self._left = len(images)
@@ -45,8 +45,9 @@ class _Job:
         with self._lock:
             self._pixels[index] = pixels
             self._left -= 1
-            told, self.over = self.over, self.over or not self._left
-        if self.over and not told:
+            last = not self.over and not self._left
+            self.over = self.over or last
+        if last:
             self.done(tuple(self._pixels), "", "")
 
     def failed(self, index: int, code: str, reason: str) -> None:
@@ -70,9 +71,9 @@ class Decoder:
         for thread in self._threads:
             thread.start()
 
-    def decode(self, images: tuple[bytes, ...], rank: int, done: Seen) -> None:
-        """Start on a request's images; `done` is called once, from another thread."""
-        job, number = _Job(images, done), next(self._numbers)
+    def decode(self, images: tuple[bytes, ...], rank: int, done: Seen, wanted: Callable[[], bool]) -> None:
+        """Start on a request's images; `done` is called once, from another thread, while they are `wanted`."""
+        job, number = _Job(images, done, wanted), next(self._numbers)
         for index in range(len(images)):
             self._queue.put((rank, number, index, job))
 
@@ -91,7 +92,7 @@ class Decoder:
             if job is None:
                 child.stop()
                 return
-            if job.over:
+            if job.over or not job.wanted():
                 continue
             try:
                 pixels, reason = child.pixels(job.images[index])

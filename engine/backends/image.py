@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -90,8 +91,8 @@ class ImageClassifier(OneShot[bytes]):
         )
         return cls(built, checkpoint, _card(checkpoint, built, name, price_class or name), capacity)
 
-    def look(self, images: tuple[bytes, ...], rank: int, done: Seen) -> None:
-        self._decoder.decode(images, rank, done)
+    def look(self, images: tuple[bytes, ...], rank: int, done: Seen, wanted: Callable[[], bool]) -> None:
+        self._decoder.decode(images, rank, done, wanted)
 
     def add(self, sequence: SequenceInput) -> None:
         """Raises ValueError when the pixels are not those of an image of the model's size."""

@@ -79,3 +79,5 @@ class OneShot(ABC, Generic[Input]):
 
     def close(self) -> None:
         self._closed = True
+        self._inputs.clear()
+        self._extras = Extras()

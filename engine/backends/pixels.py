@@ -11,6 +11,7 @@ import io
 import json
 import math
 import resource
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -101,13 +102,19 @@ def _serve(settings: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES, held + MEMORY_BYTES))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    for ended_by in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # meant for the engine, which may still drain
+        signal.signal(ended_by, signal.SIG_IGN)
     answers.write(b"\0")
     answers.flush()
     while len(head := requests.read(4)) == 4:
         data = requests.read(int.from_bytes(head, "big"))
         usage = resource.getrusage(resource.RUSAGE_SELF)
         used = math.ceil(usage.ru_utime + usage.ru_stime)
-        resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, resource.RLIM_INFINITY))  # SIGXCPU ends us
+        resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, hard))  # SIGXCPU ends us
         try:
             status, answer = b"\0", pixels(data, **settings)
         except ImageError as error:

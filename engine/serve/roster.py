@@ -101,7 +101,8 @@ class Roster:
             self.fail(active, "error", "bad_work", "there is not one image for each prompt", now)
         else:
             self._unready.add(work.request)
-            self.backend.look(work.images, work.tier_rank, partial(self._tell_seen, work.request))
+            wanted = partial(self._unready.__contains__, work.request)
+            self.backend.look(work.images, work.tier_rank, partial(self._tell_seen, work.request), wanted)
 
     def _tell_compiled(self, request: str, reason: str) -> None:
         """Called from any thread, as the next one is."""

@@ -44,8 +44,15 @@ def backend(folder: Path) -> Iterator[ImageClassifier]:
 
 def looked(backend: ImageClassifier, *images: bytes) -> tuple[tuple[bytes, ...], str, str]:
     told: SimpleQueue[tuple[tuple[bytes, ...], str, str]] = SimpleQueue()
-    backend.look(images, 1, lambda *answer: told.put(answer))
+    backend.look(images, 1, lambda *answer: told.put(answer), lambda: True)
     return told.get(timeout=60)
+
+
+def test_images_nobody_waits_for_are_not_decoded(backend: ImageClassifier) -> None:
+    told: list[object] = []
+    backend.look((b"never looked at",) * 3, 0, lambda *answer: told.append(answer), lambda: False)
+    assert looked(backend, b"no image")[1] == "invalid_image"  # of a worse tier, so it comes after them
+    assert told == []
 
 
 def classified(backend: ImageClassifier, *images: bytes, step_tokens: int = 0) -> list[list[float]]:
