@@ -21,14 +21,16 @@ _ROWS_HINT = 32  # the batch oneDNN lays the weight out for; measured good from 
 def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Linear:
     """A linear layer of float32 parameters, its weights kept in `dtype`, summed in float32.
 
-    With AVX-512 oneDNN is best, without it our own products (oneDNN refuses bf16 there). Both sum a row the same way
-    whatever the number of rows, which keeps a sequence's numbers independent of who shares its batch.
+    oneDNN is best where the processor multiplies bf16 itself, and for float32 with AVX-512; elsewhere our own products
+    (oneDNN would refuse bf16 or emulate it). Both sum a row the same way whatever the number of rows, which keeps a
+    sequence's numbers independent of who shares its batch.
     """
     weight = weight_OI.to(dtype)
     bias = None if bias_O is None else bias_O.to(dtype)
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return lambda x: functional.linear(x, weight, bias)
-    if not torch.cpu._is_avx512_supported() and (products := open_products()) is not None:
+    native = torch.cpu._is_avx512_bf16_supported() if dtype == torch.bfloat16 else torch.cpu._is_avx512_supported()
+    if not native and (products := open_products()) is not None:
         return products.floats(weight, bias_O)
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         product = _reordered(weight.float(), bias_O)

@@ -117,9 +117,10 @@ class Products:
         four = torch.randint(256, (35, 60), generator=chance, dtype=torch.uint8)
         four.view(35, 3, 20)[..., :4] = torch.randn(35, 3, 2, generator=chance).half().view(torch.uint8)
         for blocks in (eight, Blocks(4, four)):
-            wanted, ours = (self.levels(blocks, variant=v)(x) for v in (_PLAIN, variant))
-            if not torch.allclose(ours, wanted, rtol=1e-4, atol=1e-2):
-                return False
+            plain, tried = (self.levels(blocks, variant=v) for v in (_PLAIN, variant))
+            for rows in (1, 2, 3, 4, 5, 8, 13):  # every tile, and both ways to read the weights
+                if not torch.allclose(tried(x[:rows]), plain(x[:rows]), rtol=1e-4, atol=1e-2):
+                    return False
         return True
 
 

@@ -34,6 +34,7 @@ constexpr int FLOAT_ROWS = 48;         // the same for float weights, whose acti
 constexpr int FLOAT_TILE = 6;          // rows whose sums live in registers together: 6 x 16 floats are 12 of AVX2's 16
 constexpr int FLOAT_DEPTH = 384;       // inputs of a panel that stay in the first cache
 constexpr int DEPTH = 24;              // blocks of an unpacked panel that stay in the first cache
+constexpr float TINY = 1e-36f;         // what is smaller rounds to nothing: 127 over it would overflow
 constexpr long SERIAL = 1 << 19;       // multiplications below which waking threads costs more than it saves
 
 struct bf16 { uint16_t bits; };
@@ -62,7 +63,7 @@ inline v8f load8(const bf16* p) {
     return v;
 }
 inline void store8(float* p, v8f v) { std::memcpy(p, &v, sizeof v); }
-inline void store8(bf16* p, v8f v) {  // to nearest, ties to even; not-a-number stays one
+inline void store8(bf16* p, v8f v) {  // to nearest, ties to even
     v8u u;
     std::memcpy(&u, &v, sizeof u);
     u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -102,7 +103,7 @@ inline RoundedBlock round_block(const T* x, int8_t* levels) {
     __m128 top = _mm_max_ps(_mm256_castps256_ps128(peak), _mm256_extractf128_ps(peak, 1));
     top = _mm_max_ps(top, _mm_movehl_ps(top, top));
     const float largest = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const float inverse = largest > TINY ? 127.0f / largest : 0.0f;
     __m256i n[4];
     for (int i = 0; i < 4; i++) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
     const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
@@ -121,7 +122,7 @@ inline RoundedBlock round_block(const T* x, int8_t* levels) {
         largest = std::max(largest, std::fabs(widen(x[i])));
         odd += widen(x[i]) * 0.0f;
     }
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const float inverse = largest > TINY ? 127.0f / largest : 0.0f;
     const bool finite = odd == 0;
     int32_t sum = 0;
     for (int i = 0; i < BLOCK; i++) {
@@ -473,8 +474,9 @@ void levels_of_rows(const Weights& w, const uint8_t* rounded, T* out, int rows, 
 template <class V, class T>
 void times_levels(const Weights& w, const T* x, T* out, long rows) {
     share(rows, w, [&](long row, long row_end, long panel, long panel_end) {
-        static thread_local std::vector<uint8_t> rounded;
-        rounded.resize(MOST_ROWS * w.blocks() * ROW);
+        static thread_local std::vector<uint8_t> rounded;  // only grows: clearing it again would cost as much as a row
+        const size_t room = std::min<long>(MOST_ROWS, row_end - row) * w.blocks() * ROW;
+        if (rounded.size() < room) rounded.resize(room);
         for (; row < row_end; row += MOST_ROWS) {
             const int count = std::min<long>(MOST_ROWS, row_end - row);
             for (int r = 0; r < count; r += V::TILE)
@@ -542,7 +544,8 @@ void times_floats(const Weights& w, const T* x, T* out, long rows) {
     share(rows, w, [&](long row, long row_end, long first, long end) {
         static thread_local std::vector<float> wide;
         alignas(64) float sums[FLOAT_ROWS * PANEL];
-        wide.resize(FLOAT_ROWS * w.inputs);
+        const size_t room = std::min<long>(FLOAT_ROWS, row_end - row) * w.inputs;
+        if (wide.size() < room) wide.resize(room);
         for (; row < row_end; row += FLOAT_ROWS) {
             const int count = std::min<long>(FLOAT_ROWS, row_end - row);
             for (long i = 0; i < count * w.inputs; i++) wide[i] = widen(x[row * w.inputs + i]);

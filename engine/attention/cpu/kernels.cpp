@@ -67,7 +67,7 @@ inline vi lanes() { vi v; for (int i = 0; i < LANES; i++) v[i] = i; return v; }
 
 // 2^x for x < 128 with a relative error below 1e-7 (a polynomial of least relative error on [-0.5, 0.5]); 0 below -126.
 inline vf power2(vf x) {
-    const vi in = x >= -126.0f;
+    const vi in = ~(x < -126.0f);  // not-a-number stays one
     x = in ? x : splat(-126.0f);
     const vf shifted = x + 12582912.0f;  // 1.5 * 2^23: the low bits are the nearest integer
     const vf r = x - (shifted - 12582912.0f);
