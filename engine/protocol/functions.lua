@@ -10,6 +10,7 @@ local TICK_LEASE_MS = 3000     -- reaping disarms for one lease after nobody rea
 local WAKE_LENGTH = 8          -- wake lists only need to be non-empty
 local CONTROL_LENGTH = 1024    -- an engine reads its orders at least once a second
 local DEAD_LENGTH = 1000
+local DEAD_WORK_BYTES = 65536
 local SCAN_LIMIT = 256         -- queue entries one pull may look at
 local REAP_LIMIT = 256         -- expired requests one reap may end
 local RETRY_CAP_S = 60
@@ -210,11 +211,13 @@ local function retry_after(p, pool, tier, ahead, now)
 end
 
 -- Early refusal: is the deadline of a sheddable tier lost to what waits before it? Tenants are served in turn, so a request
--- waits for as many of each tenant as its own has queued, and never for more than there are.
-local function sheds(p, a, depth, mine)
-  local gap = tonumber(redis.call('HGET', p .. 'drain:' .. a.pool, a.tier .. ':gap'))
+-- waits for as many of each tenant as its own has queued, and never for more than there are. Only pulls that still go on tell
+-- how long that is: what was measured before a pause says nothing.
+local function sheds(p, a, depth, mine, now)
+  local drain = redis.call('HMGET', p .. 'drain:' .. a.pool, a.tier .. ':gap', a.tier .. ':last')
+  local gap = tonumber(drain[1])
   local ahead = math.min(depth, mine * redis.call('ZCARD', actives(p, a.pool, a.tier)))
-  return a.sheddable and a.ttft_ms > 0 and gap and ahead * gap > a.ttft_ms
+  return a.sheddable and a.ttft_ms > 0 and gap and now - tonumber(drain[2]) <= 2 * gap and ahead * gap > a.ttft_ms
 end
 
 local function check_claim(p, a, now)
@@ -276,7 +279,7 @@ local function check_all(p, a, depth, short, wait_s, now)
   if a.max_queued_tier >= 0 and depth >= a.max_queued_tier then
     return 'tier_queue_full', '', retry_after(p, a.pool, a.tier, depth, now)
   end
-  if sheds(p, a, depth, mine) then return 'tier_queue_full', 'deadline', retry_after(p, a.pool, a.tier, mine, now) end
+  if sheds(p, a, depth, mine, now) then return 'tier_queue_full', 'deadline', retry_after(p, a.pool, a.tier, mine, now) end
   return check_money(p, a)
 end
 
@@ -582,7 +585,8 @@ local function requeue(_, args)
   local r = record_of(p, request)
   if not r or r.state ~= 'lost' or tonumber(r.epoch) ~= epoch then return 'stale' end
   if tonumber(r.attempts) >= max_attempts then
-    redis.call('XADD', p .. 'dead', 'MAXLEN', DEAD_LENGTH, '*', 'r', request, 'w', work, 'engine', r.engine)
+    local kept = #work <= DEAD_WORK_BYTES and work or ''  -- a thousand works with images would fill the memory
+    redis.call('XADD', p .. 'dead', 'MAXLEN', DEAD_LENGTH, '*', 'r', request, 'w', kept, 'engine', r.engine)
     return 'poison'
   end
   drop_entry(p, r.stream, r.entry)

@@ -70,14 +70,16 @@ def _refusal(state: State, now: int, a: Admission, depth: int, short: str, wait_
         return "tenant_queue_full", "", _retry_after(state, now, a, mine)
     if 0 <= a.max_queued_tier <= depth:
         return "tier_queue_full", "", _retry_after(state, now, a, depth)
-    if _sheds(state, a, depth, mine):
+    if _sheds(state, now, a, depth, mine):
         return "tier_queue_full", "deadline", _retry_after(state, now, a, mine)
     return _money(state, a, sum(r.a.hold_nano for r in held))
 
 
-def _sheds(state: State, a: Admission, depth: int, mine: int) -> bool:
+def _sheds(state: State, now: int, a: Admission, depth: int, mine: int) -> bool:
     """Is the deadline of a sheddable tier lost to what waits before it? Tenants are served in turn."""
-    gap, _ = state.drain.get((a.pool, a.tier), (0.0, 0))
+    gap, last = state.drain.get((a.pool, a.tier), (0.0, 0))
+    if now - last > 2 * gap:
+        return False
     ahead = min(depth, mine * len(state.fair[a.pool].active.get(a.tier, ())))
     return a.sheddable and 0 < a.ttft_ms < ahead * gap
 

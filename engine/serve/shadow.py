@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from engine.scheduler.policies import Policy
 from engine.scheduler.step import StepPlan
 
 __all__ = ["Divergence", "Shadow", "compare"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,16 @@ class Shadow:
         if plan.step % self._every:
             return
         until = self._clock() + self._cap_s
-        for policy in self._policies:
+        for policy in list(self._policies):
             count = self.counts[policy.name]
             try:
                 other = self._scheduler.propose(cast(Policy, _Capped(policy, self._clock, until)), now)
             except _TimeUp:
                 count["cut"] += 1
+                continue
+            except Exception:  # a policy that fails in the shadow may not fail a request
+                log.exception("the shadow policy %s failed and is not asked again", policy.name)
+                self._policies.remove(policy)
                 continue
             count["asked"] += 1
             found = compare(plan, other, policy.name)
