@@ -190,8 +190,9 @@ def _become(arguments: list[str], data_dir: Path | None = None) -> None:
     """Go on as another Python program, with the data folder's addresses and secrets where the environment has none."""
     folder = DataFolder(data_dir or Path(os.environ.get("SLUICE_DATA_DIR", VAR)))
     kept: dict[str, Any] = folder.read(folder.environment)
-    environment = {"DJANGO_SETTINGS_MODULE": "gateway.settings", "SLUICE_DATA_DIR": str(folder.path), **kept}
-    os.execve(sys.executable, [sys.executable, *arguments], environment | os.environ)  # noqa: S606
+    environment = {"DJANGO_SETTINGS_MODULE": "gateway.settings", **kept} | os.environ
+    environment["SLUICE_DATA_DIR"] = str(folder.path)  # an option counts for more than the environment
+    os.execve(sys.executable, [sys.executable, *arguments], environment)  # noqa: S606
 
 
 def main() -> None:

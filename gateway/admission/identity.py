@@ -130,8 +130,9 @@ class Identity:
         era = self._era
         async with self._lookups:
             self.lookups += 1
+            asked = self._clock()  # what the answer says may have changed since
             async with asyncio.timeout(5):
-                entry = _Entry(await self._find(public_id), self._clock())
+                entry = _Entry(await self._find(public_id), asked)
         if era == self._era:  # else it changed while it was read: use it once, don't keep it
             self._entries[public_id] = entry
             self._entries.move_to_end(public_id)

@@ -1,4 +1,4 @@
-"""The price a hold is computed with: the version in force, as it was read a few seconds ago."""
+"""The price a hold is computed with: the version in force, as it was read up to 20 seconds ago."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ log = logging.getLogger(__name__)
 
 _FRESH_S = 10.0
 """Age at which a price is read again, while requests go on with the old one."""
-_STALE_S = 60.0
+_STALE_S = 20.0
 """Age at which they wait for the new one."""
+_TIMEOUT_S = 5.0
+"""A Postgres that hangs counts as away."""
 Find = Callable[[str, datetime], Awaitable[PriceFacts | None]]
 
 
@@ -47,7 +49,8 @@ class Prices:
         """Once for all who ask meanwhile."""
         known = self._known.get(price_class)
         try:
-            price = await self._find(price_class, datetime.now(UTC))
+            async with asyncio.timeout(_TIMEOUT_S):
+                price = await self._find(price_class, datetime.now(UTC))
         except (DatabaseError, OSError) as error:
             log.warning("price of %s can't be read: %s", price_class, type(error).__name__)
             price = known[0] if known is not None else None

@@ -51,15 +51,21 @@ class Grammars:
         while True:
             try:
                 found = await models()
-                for card in [m.card for m in found if "grammar" in m.card.capabilities and m.live]:
-                    if card.hash not in warmed:
-                        await self.check(card, _COMMON, "response_format", "")
-                        warmed.add(card.hash)
                 pause_s = _LOOK_S if found else pause_s
             except (ApiError, RedisError, OSError) as error:
                 log.info("constraints are not ready yet: %s", error)
-                pause_s = _LOOK_S
+                found, pause_s = [], _LOOK_S
+            for card in [m.card for m in found if "grammar" in m.card.capabilities and m.live]:
+                if card.hash not in warmed:
+                    await self._warm(card)
+                    warmed.add(card.hash)  # also when it failed: a request will say why
             await asyncio.sleep(pause_s)
+
+    async def _warm(self, card: ModelCard) -> None:
+        try:
+            await self.check(card, _COMMON, "response_format", "")
+        except (ApiError, OSError) as error:
+            log.warning("constraints of %s: %s", card.model, error)
 
     async def check(self, card: ModelCard, grammar: str, param: str, tenant: str) -> None:
         """Raises `ApiError` 400 with the reason when `grammar` can't be enforced for this model."""

@@ -184,6 +184,11 @@ class StreamConsumer(AsyncWebsocketConsumer):
             if not arrival.admitted:
                 current().admission.refused(arrival, error)
             await self._fail(message.id, error, arrival.request)
+        except RedisError as error:
+            away = queue_error(f"request {arrival.request}", error)
+            if not arrival.admitted:
+                current().admission.refused(arrival, away)
+            await self._fail(message.id, away, arrival.request)
         except asyncio.CancelledError:
             raise
         except Exception:

@@ -37,7 +37,7 @@ FREE_BYTES_MIN = 512 * 1024 * 1024
 _SYSTEM_HOMES = Path("/var/lib/sluice")
 _OURS = {
     *("version", "lock", "state.json", "environment.json", "credentials.json", "secrets", "logs", "models"),
-    *("celery", "static", "postgres", "valkey", "peers"),
+    *("celery", "static", "postgres", "valkey", "peers", "bench", ".cache"),
 }
 """What may be in a folder without `version`: models are fetched before the first start; an older Sluice wrote none."""
 _ANYWHERE = frozenset({"lost+found"})
@@ -126,7 +126,7 @@ class DataFolder:
     def _check_nothing_foreign(self) -> None:
         """Before anything is written or opened up: a folder that holds other things isn't taken over."""
         names = sorted(entry.name for entry in self.path.iterdir() if entry.name not in _ANYWHERE)
-        foreign = [name for name in names if name not in _OURS and not name.startswith(".")]
+        foreign = [name for name in names if name not in _OURS and not _being_written(name)]
         if foreign:
             more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
             raise FolderError(
@@ -234,3 +234,10 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
+
+
+def _being_written(name: str) -> bool:
+    """A file that `write_private` was ended over: `.{name}.{pid}`."""
+    _, _, rest = name.partition(".")
+    target, _, pid = rest.rpartition(".")
+    return name.startswith(".") and target in _OURS and pid.isdigit()
