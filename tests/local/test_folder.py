@@ -54,7 +54,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path)
         done = _sluice("up", *detach, "--data-dir", str(tmp_path))
         assert done.returncode == 1 and done.stdout == ""
         assert done.stderr.strip().splitlines() == [
-            f"error: {tmp_path} is no data folder of Sluice and isn't empty (manage.py); "
+            f"error: {tmp_path} is no data folder of Sluice and isn't empty (.git, manage.py); "
             "choose a new or an empty folder as --data-dir."
         ]
     assert sorted(p.name for p in tmp_path.iterdir()) == [".git", "manage.py", "models"]
@@ -73,7 +73,7 @@ def test_a_folder_from_before_the_marker_is_adopted(tmp_path: Path) -> None:
     folder.open()
     kept = folder.secret("secret-key")
     folder.write(folder.credentials, {"tenants": {}})
-    for made_by_others in ("models", "lost+found", ".cache"):
+    for made_by_others in ("models", "bench", "lost+found", ".cache"):
         (tmp_path / made_by_others).mkdir()
     (tmp_path / "version").unlink()
     DataFolder(tmp_path).open()
