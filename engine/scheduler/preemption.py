@@ -67,18 +67,24 @@ class Victims:
         self, newcomer: Sequence, policy: Policy, parks: Container[int], rows: int, blocks: int
     ) -> list[Sequence]:
         """Fewest victims that give `rows` rows and `blocks` blocks; none when even all of them would not do."""
+
+        def may_go(s: Sequence) -> bool:
+            if s.number in parks or self._settling(s) or self._view.by_floor(s):
+                return False
+            return policy.evicts(newcomer, s, self._view, self._price)
+
+        running = self._scheduler.running.values()
+        if not any(map(may_go, running)):
+            return []  # before anyone is priced: the usual case
         if self._ordered is None:
-            self._ordered = sorted(self._scheduler.running.values(), key=self._order)
+            self._ordered = sorted(running, key=self._order)
         chosen: list[Sequence] = []
         for s in self._ordered:
             if rows <= 0 and blocks <= 0:
                 break
-            if s.number in parks or self._settling(s) or self._view.by_floor(s):
-                continue
-            if not policy.evicts(newcomer, s, self._view, self._price):
-                continue
-            chosen.append(s)
-            rows, blocks = rows - 1, blocks - self._freed(s)
+            if may_go(s):
+                chosen.append(s)
+                rows, blocks = rows - 1, blocks - self._freed(s)
         return chosen if rows <= 0 and blocks <= 0 else []
 
     def _settling(self, s: Sequence) -> bool:
