@@ -42,11 +42,14 @@ local function add_deficit(p, pool, tier, by)
   redis.call('HSET', key, tier, int(math.max(-DEFICIT_CAP, math.min(DEFICIT_CAP, value))))
 end
 
+-- Rows that the tenant's requests ask for, queued or running: one for each choice.
 local function fair_enter(p, r)
   redis.call('HSET', p .. 'weight:' .. r.pool, r.tenant, r.weight)
-  local name = r.tier .. ':' .. r.tenant
-  if redis.call('HINCRBY', p .. 'open_by_tier:' .. r.pool, name, 1) > 1 then return end
-  local key = actives(p, r.pool, r.tier)
+  local name, key = r.tier .. ':' .. r.tenant, actives(p, r.pool, r.tier)
+  local is_active = redis.call('ZSCORE', key, r.tenant)
+  if not is_active then redis.call('HDEL', p .. 'asked:' .. r.pool, name) end
+  redis.call('HINCRBY', p .. 'asked:' .. r.pool, name, r.choices)
+  if is_active then return end
   local counter = counter_of(p, r.pool, name)
   if redis.call('ZCARD', key) > 0 and counter < least_counter(p, r.pool, r.tier) then
     counter = least_counter(p, r.pool, r.tier)
@@ -56,22 +59,21 @@ local function fair_enter(p, r)
 end
 
 local function fair_leave(p, r)
-  local count = p .. 'open_by_tier:' .. r.pool
+  local asked = p .. 'asked:' .. r.pool
   local name = r.tier .. ':' .. r.tenant
-  if redis.call('HINCRBY', count, name, -1) > 0 then return end
-  redis.call('HDEL', count, name)
+  if redis.call('HINCRBY', asked, name, -tonumber(r.choices)) > 0 then return end
+  redis.call('HDEL', asked, name)
   redis.call('ZREM', actives(p, r.pool, r.tier), r.tenant)
+  if redis.call('ZCARD', actives(p, r.pool, r.tier)) > 0 then return end
+  redis.call('HDEL', p .. 'rows:' .. r.pool, r.tier)
   local deficit = tonumber(redis.call('HGET', p .. 'deficit:' .. r.pool, r.tier)) or 0
-  if redis.call('ZCARD', actives(p, r.pool, r.tier)) == 0 and deficit > 0 then
-    redis.call('HSET', p .. 'deficit:' .. r.pool, r.tier, '0')
-  end
+  if deficit > 0 then redis.call('HSET', p .. 'deficit:' .. r.pool, r.tier, '0') end
 end
 
-local function fair_run(p, r, by)
-  local key = p .. 'running:' .. r.pool
-  for _, name in ipairs({r.tier, r.tier .. ':' .. r.tenant}) do
-    if redis.call('HINCRBY', key, name, by) <= 0 then redis.call('HDEL', key, name) end
-  end
+-- It runs (`sign` 1), or no more (-1).
+local function fair_run(p, r, sign)
+  local key = p .. 'rows:' .. r.pool
+  if redis.call('HINCRBY', key, r.tier, sign * tonumber(r.choices)) <= 0 then redis.call('HDEL', key, r.tier) end
 end
 
 -- Tiers of a pool that have anything queued, as {name, rank}, best first.
@@ -98,10 +100,12 @@ local function fair_charge(p, pool, tier, tenant, cost)
   add_deficit(p, pool, tier, -cost)
 end
 
--- By tier: requests pulled since a late one was. Under '+': thousandths of those pulled lately that were light tenants'.
-local function fair_passed(p, r, light)
+-- By tier: requests pulled since a late one was. Under '+': thousandths that were light tenants' of those pulled lately from
+-- tiers with a heavy one. Where there is none all are light, and that says nothing of what a flood would leave them.
+local function fair_passed(p, r, light, line)
   local key = p .. 'passed:' .. r.pool
   if kind_of(r.member) == '!' then redis.call('HDEL', key, r.tier) else redis.call('HINCRBY', key, r.tier, 1) end
+  if not line.limit then return end
   local part = tonumber(redis.call('HGET', key, '+')) or 0
   redis.call('HSET', key, '+', int(part + math.floor(((light and 1000 or 0) - part) / LIGHT_EVERY)))
 end
@@ -112,10 +116,10 @@ local function line_of(p, pool, tier, credit)
   local members, names = redis.call('ZRANGE', actives(p, pool, tier), 0, TENANTS - 1), {}
   if #members == 0 then return {share = 1} end
   for i, tenant in ipairs(members) do names[i] = tier .. ':' .. tenant end
-  local demands, ordered = redis.call('HMGET', p .. 'open_by_tier:' .. pool, unpack(names)), {}
-  for i, demand in ipairs(demands) do ordered[i] = tonumber(demand) end
+  local demands, ordered = redis.call('HMGET', p .. 'asked:' .. pool, unpack(names)), {}
+  for i, demand in ipairs(demands) do ordered[i] = tonumber(demand) or 0 end
   table.sort(ordered)
-  local left = (credit[tier] or 0) + (credit['+'] or 0) + (tonumber(redis.call('HGET', p .. 'running:' .. pool, tier)) or 0)
+  local left = (credit[tier] or 0) + (credit['+'] or 0) + (tonumber(redis.call('HGET', p .. 'rows:' .. pool, tier)) or 0)
   local share
   for i, demand in ipairs(ordered) do
     share = math.max(1, math.floor(left / (#ordered - i + 1)))
@@ -123,13 +127,16 @@ local function line_of(p, pool, tier, credit)
     left = left - demand
   end
   for i, name in ipairs(names) do
-    if tonumber(demands[i]) > share then return {share = share, limit = counter_of(p, pool, name) + LEAD} end
+    if (tonumber(demands[i]) or 0) > share then return {share = share, limit = counter_of(p, pool, name) + LEAD} end
   end
   return {share = share}
 end
 
+-- By tier; nothing when there is no credit, as no choice is made then.
 local function fair_lines(p, pool, credit)
-  local lines = {}
+  local lines, most = {}, 0
+  for _, slots in pairs(credit) do most = math.max(most, slots) end
+  if most <= 0 then return lines end
   for _, t in ipairs(queued_tiers(p, pool)) do lines[t[1]] = line_of(p, pool, t[1], credit) end
   return lines
 end
@@ -137,7 +144,7 @@ end
 local function is_light(p, pool, tier, member, line)
   if kind_of(member) == '~' then return true end
   local name = tier .. ':' .. (kind_of(member) == '!' and string.sub(member, 2) or member)
-  if (tonumber(redis.call('HGET', p .. 'open_by_tier:' .. pool, name)) or 0) > line.share then return false end
+  if (tonumber(redis.call('HGET', p .. 'asked:' .. pool, name)) or 0) > line.share then return false end
   return not line.limit or counter_of(p, pool, name) <= line.limit
 end
 

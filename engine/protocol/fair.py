@@ -22,6 +22,7 @@ __all__ = [
     "QUANTUM",
     "UNIT",
     "FairQueue",
+    "Line",
     "Pick",
     "floor_of",
     "is_late",
@@ -90,45 +91,49 @@ class FairQueue:
         self.counters: dict[tuple[str, str], int] = {}
         self.deficits: dict[str, int] = {}
         self.active: dict[str, dict[str, int]] = {}
-        """By tier: requests (queued or running) of each tenant that has any."""
-        self.running: dict[tuple[str, str], int] = {}
+        """By tier: rows that the requests of each tenant that has any ask for, queued or running."""
+        self.rows: dict[str, int] = {}
+        """By tier: rows in use."""
         self.passed: dict[str, int] = {}
-        """By tier: requests pulled since a late one was. Under "+": thousandths of those of late that were light."""
+        """By tier: requests pulled since a late one was. Under "+": thousandths that were light of those pulled of late
+        from tiers with a heavy tenant: where there is none all are, and that says nothing of what a flood leaves."""
         self.weights: dict[str, int] = {}
         """Tenant weights, thousandths."""
 
-    def enter(self, tier: str, tenant: str, weight: int = UNIT) -> None:
-        """A request was admitted."""
+    def enter(self, tier: str, tenant: str, weight: int = UNIT, rows: int = 1) -> None:
+        """A request for so many rows was admitted."""
         self.weights[tenant] = weight
         active = self.active.setdefault(tier, {})
         if tenant not in active and active:
             least = self.least(tier)
             if self.counters.get((tier, tenant), 0) < least:
                 self.counters[tier, tenant] = least
-        active[tenant] = active.get(tenant, 0) + 1
+        active[tenant] = active.get(tenant, 0) + rows
 
-    def start(self, tier: str, tenant: str, late: bool = False, light: bool = False) -> None:
-        """A request was pulled."""
-        part = self.passed.get("+", 0)
-        self.passed["+"] = part + ((1000 if light else 0) - part) // LIGHT_EVERY
-        if late:
+    def start(self, pick: Pick, line: Line, rows: int = 1) -> None:
+        """The request that `pick` chose was pulled; `line` is its tier's."""
+        tier = pick.tier
+        if line[1] is not None:
+            part = self.passed.get("+", 0)
+            self.passed["+"] = part + ((1000 if pick.light else 0) - part) // LIGHT_EVERY
+        if pick.tenant.startswith("!"):
             self.passed.pop(tier, None)
         else:
             self.passed[tier] = self.passed.get(tier, 0) + 1
-        self.running[tier, tenant] = self.running.get((tier, tenant), 0) + 1
+        self.rows[tier] = self.rows.get(tier, 0) + rows
 
-    def stop(self, tier: str, tenant: str) -> None:
+    def stop(self, tier: str, rows: int = 1) -> None:
         """It runs no more: it has ended, or was lost and may be queued again."""
-        self.running[tier, tenant] -= 1
-        if not self.running[tier, tenant]:
-            del self.running[tier, tenant]
+        self.rows[tier] -= rows
+        if not self.rows[tier]:
+            del self.rows[tier]
 
-    def leave(self, tier: str, tenant: str) -> None:
+    def leave(self, tier: str, tenant: str, rows: int = 1) -> None:
         """A request has ended, however it did."""
         active = self.active.get(tier, {})
         if tenant not in active:
             return
-        active[tenant] -= 1
+        active[tenant] -= rows
         if not active[tenant]:
             del active[tenant]
         if not active:
@@ -145,8 +150,7 @@ class FairQueue:
         for tier, _ in tiers:
             active = self.active.get(tier, {})
             served = sorted((self.counters.get((tier, tenant), 0), tenant) for tenant in active)[:TENANTS]
-            left = credit.get(tier, 0) + credit.get("+", 0)
-            left += sum(n for (name, _), n in self.running.items() if name == tier)
+            left = credit.get(tier, 0) + credit.get("+", 0) + self.rows.get(tier, 0)
             share = 1
             for others, demand in enumerate(sorted(active[tenant] for _, tenant in served)):
                 share = max(1, left // (len(served) - others))

@@ -214,10 +214,11 @@ end
 -- waits for as many of each tenant as its own has queued, and never for more than there are. Only pulls that still go on tell
 -- how long that is: what was measured before a pause says nothing.
 local function sheds(p, a, depth, mine, now)
+  if not a.sheddable or a.ttft_ms <= 0 or mine == 0 then return false end
   local drain = redis.call('HMGET', p .. 'drain:' .. a.pool, a.tier .. ':gap', a.tier .. ':last')
   local gap = tonumber(drain[1])
   local ahead = math.min(depth, mine * redis.call('ZCARD', actives(p, a.pool, a.tier)))
-  return a.sheddable and a.ttft_ms > 0 and gap and now - tonumber(drain[2]) <= 2 * gap and ahead * gap > a.ttft_ms
+  return gap and now - tonumber(drain[2]) <= 2 * gap and ahead * gap > a.ttft_ms
 end
 
 local function check_claim(p, a, now)
@@ -370,13 +371,13 @@ local function measure_drain(p, r, now)
   redis.call('HSET', key, r.tier .. ':gap', real(gap), r.tier .. ':last', int(now))
 end
 
-local function start(p, request, r, engine, now, light)
+local function start(p, request, r, engine, now, light, line)
   redis.call('HSET', p .. 'req:' .. request, 'state', 'running', 'engine', engine, 'pulled', int(now),
     'attempts', int(tonumber(r.attempts) + 1))
   redis.call('SADD', p .. 'engreq:' .. engine, request)
   redis.call('ZREM', p .. 'expiry', request)
   fair_run(p, r, 1)
-  fair_passed(p, r, light)
+  fair_passed(p, r, light, line)
   count_depth(p, r, -1)
   measure_drain(p, r, now)
 end
@@ -391,7 +392,7 @@ local function relegate(p, request, r, work)
 end
 
 -- Take the head of one queue. Record and work, or nil when the entry was no startable request.
-local function take(p, pool, tier, member, engine, now, light)
+local function take(p, pool, tier, member, engine, now, light, line)
   local stream = p .. 'q:' .. pool .. ':' .. tier .. ':' .. member
   local entry, request, work = read_head(stream, engine)
   if not entry then
@@ -409,7 +410,7 @@ local function take(p, pool, tier, member, engine, now, light)
     elseif not light and is_late(r, now) then
       relegate(p, request, r, work)
     else
-      start(p, request, r, engine, now, light)
+      start(p, request, r, engine, now, light, line)
       return r, work
     end
   end
@@ -432,7 +433,7 @@ local function pull(_, args)
   for _ = 1, SCAN_LIMIT do
     local tier, member, by_floor, express, light = fair_pick(p, pool, credit, lines)
     if not tier then break end
-    local r, work = take(p, pool, tier, member, engine, now, light)
+    local r, work = take(p, pool, tier, member, engine, now, light, lines[tier])
     if r then
       local choices = tonumber(r.choices)
       if express then

@@ -49,13 +49,17 @@ class Keys:
         """Sorted set: the tier's tenants that have any open request, by counter."""
         return f"{self.prefix}active:{pool}:{tier}"
 
-    def open_by_tier(self, pool: str) -> str:
-        """Hash: open requests by `tier:tenant`."""
-        return f"{self.prefix}open_by_tier:{pool}"
+    def asked(self, pool: str) -> str:
+        """Hash: rows that open requests ask for, one for each choice, by `tier:tenant`."""
+        return f"{self.prefix}asked:{pool}"
 
-    def running(self, pool: str) -> str:
-        """Hash: running requests by tier, and by `tier:tenant`."""
-        return f"{self.prefix}running:{pool}"
+    def rows(self, pool: str) -> str:
+        """Hash: rows in use, by tier."""
+        return f"{self.prefix}rows:{pool}"
+
+    def passed(self, pool: str) -> str:
+        """Hash: requests pulled since a late one was, by tier; and the part of light ones (`+`, thousandths)."""
+        return f"{self.prefix}passed:{pool}"
 
     def drain(self, pool: str) -> str:
         """Hash: moving average of the time between two pulls (`tier:gap`, ms) and the last one (`tier:last`)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from engine.protocol.fair import UNIT, is_late, thousandths
+from engine.protocol.fair import UNIT, Line, Pick, is_late, thousandths
 from engine.protocol.functions import Admission, Adopted, Cancelled, Pull, Pulled, Reaped, Verdict
 from engine.protocol.messages import Final, decode, encode
 from engine.protocol.twin_limits import Levels, judge
@@ -52,7 +52,7 @@ class Twin(State):
         if a.ask:
             self.resumable[a.request] = Resumable(a.tenant, a.gateway, a.ask)
         self._open_gateway(a.gateway, now + a.lease_ms)
-        self.fair[a.pool].enter(a.tier, a.tenant, thousandths(a.weight))
+        self.fair[a.pool].enter(a.tier, a.tenant, thousandths(a.weight), a.choices)
         self.enqueue(r)
 
     # pull --------------------------------------------------------------------------------------------------------
@@ -66,21 +66,21 @@ class Twin(State):
         queues = self.queues[pool, tier].items()
         return sorted((next(iter(q.waiting)), m) for m, q in queues if q.waiting and m.startswith("!") is late)
 
-    def _take(self, now: int, pool: str, tier: str, member: str, engine: str, light: bool) -> Record | None:
+    def _take(self, now: int, pool: str, pick: Pick, line: Line, engine: str) -> Record | None:
         """The head of a queue; None when it has expired, or is late and was moved to the queue of late ones."""
-        queue = self.queues[pool, tier][member]
+        queue = self.queues[pool, pick.tier][pick.tenant]
         r = next(iter(queue.waiting.values()))
         if 0 < r.expires_ms <= now:
             self.expire(r)
             return None
-        if not light and is_late(member, now - r.admitted_ms, r.a.ttft_ms):
+        if not pick.light and is_late(pick.tenant, now - r.admitted_ms, r.a.ttft_ms):
             self.drop_entry(r)
             r.member = f"!{r.a.tenant}"
             self.enqueue(r)
             return None
         del queue.waiting[r.arrival]
         r.state, r.engine, r.pulled_ms, r.attempts = "running", engine, now, r.attempts + 1
-        self.fair[pool].start(tier, r.a.tenant, member.startswith("!"), light)
+        self.fair[pool].start(pick, line, r.a.choices)
         self._measure_drain(now, r)
         return r
 
@@ -104,7 +104,7 @@ class Twin(State):
             pick = fair.pick(self._queued(pool), left, lambda tier, late: self._heads(pool, tier, late), lines)
             if pick is None:
                 break
-            r = self._take(now, pool, pick.tier, pick.tenant, engine, pick.light)
+            r = self._take(now, pool, pick, lines[pick.tier], engine)
             if r is None:
                 continue
             for name in ("+",) if pick.express else self.tiers[pool]:

@@ -136,8 +136,8 @@ class State:
         self.drop_entry(r)
         fair = self.fair[r.a.pool]
         if r.state == "running":
-            fair.stop(r.a.tier, r.a.tenant)
-        fair.leave(r.a.tier, r.a.tenant)
+            fair.stop(r.a.tier, r.a.choices)
+        fair.leave(r.a.tier, r.a.tenant, r.a.choices)
         key = (r.a.tenant, r.a.claim.key if r.a.claim else "")
         claim = self.claims.get(key)
         if claim is not None and claim.request == r.a.request:
@@ -177,7 +177,7 @@ class State:
         for r in lost:
             r.epoch += 1
             r.state = "lost"
-            self.fair[r.a.pool].stop(r.a.tier, r.a.tenant)
+            self.fair[r.a.pool].stop(r.a.tier, r.a.choices)
             if self.gateways.get(r.gateway, 0) > now:
                 detail = "the engine that computed this request was lost"
                 self.tell(r.gateway, r.a.request, r.epoch, "engine_lost", detail)

@@ -253,7 +253,7 @@ class World:
                 continue
             for name in ("+",) if picked.express else [name for name in credit if name != "+"]:
                 credit[name] -= 1
-            self.queue.start(tier, tenant, member.startswith("!"), picked.light)
+            self.queue.start(picked, lines[tier])
             request = self._request(number, picked.by_floor)
             cost = int(self.config.w_in * len(request.prompt) * UNIT)
             self.queue.charge(tier, tenant, cost, self._queued())
@@ -273,5 +273,5 @@ class World:
     def _ended(self, number: int) -> None:
         if self.front:
             arrival = self.lives[number].arrival
-            self.queue.stop(TIERS[arrival.tier].name, arrival.tenant)
+            self.queue.stop(TIERS[arrival.tier].name)
             self.queue.leave(TIERS[arrival.tier].name, arrival.tenant)

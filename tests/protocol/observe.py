@@ -70,16 +70,12 @@ def _real(x: float) -> str:
 
 
 def _accounts(pool: str, fair: FairQueue) -> dict[str, Any]:
-    running: dict[str, int] = {}
-    for (tier, tenant), count in fair.running.items():
-        running[f"{tier}:{tenant}"] = count
-        running[tier] = running.get(tier, 0) + count
-    opened = {f"{tier}:{name}": n for tier, active in fair.active.items() for name, n in active.items()}
+    asked = {f"{tier}:{name}": n for tier, active in fair.active.items() for name, n in active.items()}
     state: dict[str, Any] = {
         f"vtc:{pool}": {f"{tier}:{tenant}": str(v) for (tier, tenant), v in fair.counters.items()},
         f"deficit:{pool}": {tier: str(v) for tier, v in fair.deficits.items()},
-        f"open_by_tier:{pool}": {name: str(n) for name, n in opened.items()},
-        f"running:{pool}": {name: str(n) for name, n in running.items()},
+        f"asked:{pool}": {name: str(n) for name, n in asked.items()},
+        f"rows:{pool}": {tier: str(n) for tier, n in fair.rows.items()},
         f"passed:{pool}": {tier: str(n) for tier, n in fair.passed.items()},
         f"weight:{pool}": {tenant: str(w) for tenant, w in fair.weights.items()},
     }

@@ -20,7 +20,13 @@ class Pool:
         functions.register("m", "e", "h", b"card", 60_000)
 
     def admit(
-        self, tenant: str, tier: str = "standard", prompt: int = 100, weight: float = 1.0, ttft_ms: int = 0
+        self,
+        tenant: str,
+        tier: str = "standard",
+        prompt: int = 100,
+        weight: float = 1.0,
+        ttft_ms: int = 0,
+        choices: int = 1,
     ) -> None:
         self.count += 1
         verdict = self.functions.admit(
@@ -28,7 +34,7 @@ class Pool:
                 request=f"{tenant}-{self.count}", tenant=tenant, pool="m", tier=tier,
                 tier_rank=RANKS[tier], gateway="g",
                 generation=1, hold_nano=0, floor_nano=None, max_concurrent=-1, max_queued_tier=-1, max_queued_tenant=-1,
-                choices=1, prompt_tokens=prompt, lease_ms=60_000, weight=weight, ttft_ms=ttft_ms,
+                choices=choices, prompt_tokens=prompt, lease_ms=60_000, weight=weight, ttft_ms=ttft_ms,
             ),
             f"{tenant}-{self.count}".encode(),
         )  # fmt: skip
@@ -102,6 +108,25 @@ def test_the_more_requests_are_light_the_more_rows_are_kept(pool: Pool) -> None:
         assert pool.tenants(express=1) == [f"quiet{i % 4}"]
     assert pool.tenants(express=4) == [], "four of ten pulled lately were light: 0.4 to the fifth is a hundredth"
     assert pool.tenants(express=9) == ["flood"] * 5, "each of these makes it fewer"
+
+
+def test_one_request_of_many_choices_is_as_heavy_as_many_requests(pool: Pool) -> None:
+    for _ in range(8):
+        pool.admit("flood")
+    assert pool.tenants(standard=8) == ["flood"] * 8
+    pool.admit("wide", choices=16)
+    pool.admit("quiet")
+    assert pool.tenants(express=1) == ["quiet"], "a row that is kept is not for sixteen choices"
+    assert pool.tenants(standard=1) == ["wide"]
+
+
+def test_a_pool_without_a_flood_learns_nothing_about_one(pool: Pool) -> None:
+    for i in range(20):
+        pool.admit(f"quiet{i}")
+        assert pool.tenants(standard=4) == [f"quiet{i}"]
+    for _ in range(12):
+        pool.admit("flood")
+    assert pool.tenants(express=4) == ["flood"] * 3, "one row is kept, as when nobody was light lately"
 
 
 def test_a_light_request_is_never_late(pool: Pool) -> None:

@@ -119,7 +119,7 @@ def test_any_traffic_on_any_number_of_engines_is_served_and_leaves_nothing_behin
     config = replace(CONFIG, device_blocks=blocks, max_rows=rows, host_blocks=host, express_rows=-1)
     world = World(config, engines=engines).run(stream(sources))
     assert all(life.done and life.tokens == life.arrival.output for life in world.lives.values())
-    assert not world.queue.active and not world.queue.running
+    assert not world.queue.active and not world.queue.rows
     for engine in world.fleet:
         engine.scheduler.check()
         assert engine.scheduler.device.live == 0
