@@ -18,6 +18,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from engine.protocol.keys import Keys
 from engine.protocol.messages import Final, Outcome, decode
 from tests.api.test_chat import ask
 from tests.harness import POOL, Gateway
@@ -217,8 +218,8 @@ async def test_many_inputs_hold_up_nobody_else(served: Gateway, tier: str, many:
     crowd = {"model": MODEL, "input": [[101, *[1037] * 38, 102]] * 2048}
     async with served.async_client(many) as crowding, served.async_client(one) as client:
         asking = asyncio.create_task(crowding.post("/embeddings", json=crowd, timeout=300))
-        key = f"{served.stack.prefix}running:{MODEL}"
-        await asyncio.to_thread(until, lambda: served.stack.redis.hget(key, f"{tier}:{many}"))
+        rows = Keys(served.stack.prefix).rows(MODEL)
+        await asyncio.to_thread(until, lambda: served.stack.redis.hget(rows, tier))
         response = await client.post("/embeddings", json={"model": MODEL, "input": "just one"}, timeout=120)
         assert response.status_code == 200 and not asking.done()
         asking.cancel()
