@@ -9,7 +9,15 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import ClusterDownError, DataError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    ClusterDownError,
+    DataError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -42,8 +50,8 @@ def connect(url: str, *, connections: int = 32, timeout_s: float = 2.0) -> Redis
     return Redis(connection_pool=pool)
 
 
-_CANT_NOW = (ClusterDownError, LayoutMismatch, OutOfMemoryError, ReadOnlyError)
-_CANT_NOW_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "TRYAGAIN")
+_CANT_NOW = (ClusterDownError, LayoutMismatch, OutOfMemoryError, ReadOnlyError, TryAgainError)
+_CANT_NOW_WORDS = ("BUSY", "MISCONF", "NOREPLICAS")
 """First words of answers that redis-py has no class for: a script runs, the disk is full, replicas are missing."""
 
 

@@ -54,6 +54,7 @@ def test_no_cancel_is_lost_in_a_command(redis_url: str) -> None:
         (redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), 503),
         (redis.exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), 503),
         (redis.exceptions.ResponseError("BUSY Valkey is busy running a script."), 503),
+        (redis.exceptions.TryAgainError("Multiple keys request during rehashing of slot"), 503),
         (LayoutMismatch("sluice:", "2"), 503),
         (redis.exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), 500),
         (redis.exceptions.ResponseError("user_function:4: attempt to perform arithmetic on a nil value"), 500),
