@@ -23,8 +23,8 @@ from engine.serve.recording import Tape
 from engine.serve.sender import Sender
 from engine.serve.shadow import Divergence, Shadow
 from engine.text import Tokenizer
+from engine.text.grammar import COMMON
 
-_COMMON_CONSTRAINT = '{"kind":"json_object"}'
 _FLUSH_S = 10.0
 """How long to wait for Redis to take the last replies and finals."""
 
@@ -65,7 +65,7 @@ class Engine:
             thread.start()
         if isinstance(self.backend, Constraining) and "grammar" in self.backend.card.capabilities:
             # Starts what compiles constraints, before the first request that has one would wait for it.
-            self.backend.prepare(_COMMON_CONSTRAINT, lambda reason: None)
+            self.backend.prepare(COMMON, lambda reason: None)
         status = EXIT_FAULT
         try:
             status = self.loop.run()

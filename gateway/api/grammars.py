@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from redis.exceptions import RedisError
 
 from engine.protocol.messages import ModelCard
-from engine.text.grammar import Trial, TrialError
+from engine.text.grammar import COMMON, Trial, TrialError
 from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
 
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 4096
 _LOOK_S = 5.0
 _SOON_S = 0.5
-_COMMON = '{"kind":"json_object"}'
 _PROCESSES = 4
 """Models whose trial process is kept; the one used longest ago ends."""
 
@@ -63,7 +62,7 @@ class Grammars:
 
     async def _warm(self, card: ModelCard) -> None:
         try:
-            await self.check(card, _COMMON, "response_format", "")
+            await self.check(card, COMMON, "response_format", "")
         except (ApiError, OSError) as error:
             log.warning("constraints of %s: %s", card.model, error)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.text.grammar import COMMON
 from gateway.api.calls import CallReader
 from gateway.api.schemas.chat import ChatRequest
 from gateway.errors import ApiError
@@ -177,6 +178,11 @@ def test_required_allows_every_tool_and_a_name_only_that_one() -> None:
 def test_a_format_holds_for_the_answer_that_is_no_call() -> None:
     text = lark(request(response_format={"type": "json_object"}))
     assert text.startswith("start: calls | content")
+
+
+def test_what_is_compiled_beforehand_is_what_a_request_for_json_asks_for() -> None:
+    wanted = request(tools=None, response_format={"type": "json_object"}).constraint(None)
+    assert wanted is not None and wanted.text() == COMMON
 
 
 def test_a_strict_tool_is_held_to_its_schema_once_a_call_begins() -> None:

@@ -6,8 +6,18 @@ G1: what a constraint lets pass to its end satisfies it. G2: no state it can rea
 and each step are bounded in time and memory, and a constraint that is over its bounds harms nobody else.
 """
 
-from engine.text.grammar.constraint import JSON_OPTIONS, Constraint, ConstraintError, parse
+from engine.text.grammar.constraint import COMMON, JSON_OPTIONS, Constraint, ConstraintError, parse
 from engine.text.grammar.trial import Trial, TrialError
 from engine.text.grammar.vocabulary import Grammar, Vocabulary
 
-__all__ = ["JSON_OPTIONS", "Constraint", "ConstraintError", "Grammar", "Trial", "TrialError", "Vocabulary", "parse"]
+__all__ = [
+    "COMMON",
+    "JSON_OPTIONS",
+    "Constraint",
+    "ConstraintError",
+    "Grammar",
+    "Trial",
+    "TrialError",
+    "Vocabulary",
+    "parse",
+]

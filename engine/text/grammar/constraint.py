@@ -9,6 +9,7 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 __all__ = [
+    "COMMON",
     "JSON_OPTIONS",
     "Choice",
     "Constraint",
@@ -20,6 +21,8 @@ __all__ = [
     "parse",
 ]
 
+COMMON: Final = '{"kind":"json_object"}'
+"""What most requests with a constraint ask for. Compiled before the first of them, so that it need not wait."""
 JSON_OPTIONS: Final[dict[str, Any]] = {
     "item_separator": ",",
     "key_separator": ":",
