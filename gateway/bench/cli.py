@@ -20,8 +20,8 @@ import orjson
 import typer
 
 from gateway.bench import stack_cli
+from gateway.bench.ab import ratios, ratios_table, run_pairs
 from gateway.bench.client import Ask, Target, Unreachable, find_model
-from gateway.bench.compare import ratios, ratios_table, run_pairs
 from gateway.bench.drive import run_closed, run_open
 from gateway.bench.fronts import FRONTS, INSTALL, started
 from gateway.bench.lean import Front

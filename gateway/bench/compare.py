@@ -1,105 +1,182 @@
-"""A against B on one machine: alternating pairs of runs, and the median of the paired ratios.
+"""Several servers in turn, each fresh for every round, on the same prompts: what `sluice bench compare` does.
 
-Machines drift (heat, neighbours, caches); two runs minutes apart differ more than most changes do. A pair shares its
-minute and its prompts, the order turns from pair to pair, and a median forgets the pair in which a neighbour woke up.
+A round is one run of every contender at every level; the order of the contenders turns from round to round. A ratio is
+taken inside a round and the median over the rounds is reported, so that a neighbour who wakes up spoils one round only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich.console import Console
 
-from gateway.bench.metrics import Report, Slo, Summary
+from gateway.bench.client import Ask, Unreachable
+from gateway.bench.drive import run_closed
+from gateway.bench.journal import Journal
+from gateway.bench.quotients import quotients
+from gateway.bench.show import progress
+from gateway.bench.stacks import Place, Stack, serving
+from gateway.bench.workload import Prompt
 
-__all__ = ["METRICS", "Pair", "Ratio", "ratios", "ratios_table", "run_pairs"]
+__all__ = ["Level", "Plan", "markdown", "run_rounds", "summary"]
 
-METRICS = (
-    ("output tok/s", "more", "output_per_s"),
-    ("total tok/s", "more", "total_per_s"),
-    ("TTFT p50, ms", "less", "ttft_ms.p50"),
-    ("TTFT p95, ms", "less", "ttft_ms.p95"),
-    ("TPOT p50, ms", "less", "tpot_ms.p50"),
-    ("TPOT p95, ms", "less", "tpot_ms.p95"),
-    ("longest stall p95, ms", "less", "stall_ms.p95"),
-    ("goodput", "more", "goodput"),
+FIGURES = (
+    ("output tok/s", "output_per_s", ""),
+    ("total tok/s", "total_per_s", ""),
+    ("TTFT p50, ms", "ttft_ms", "p50"),
+    ("TPOT p50, ms", "tpot_ms", "p50"),
+    ("start, s", "start_s", ""),
 )
-"""Name, which direction is better, and where the figure is in a summary."""
-PAIRS_NEEDED = 5
-"""With fewer, chance alone makes all pairs agree too often."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """One run of each, on the same prompts, one right after the other."""
+class Level:
+    """A closed loop: so many users at a time, so many requests in all."""
 
-    a: Report
-    b: Report
+    users: int
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """A / B of one metric over the pairs where both measured it."""
+class Plan:
+    """What is measured. `prompts(label, count)`: that many, the same for a label whoever is asked."""
 
-    name: str
-    better: str
-    a: float
-    b: float
-    """Medians over the pairs, for orientation; the ratio is not their quotient."""
-    ratio: float
-    low: float
-    high: float
-    pairs: int
+    contenders: tuple[str, ...]
+    levels: tuple[Level, ...]
+    rounds: int
+    ask: Ask
+    prompts: Callable[[str, int], list[Prompt]]
+    warmup: int = 8
 
-
-async def run_pairs(count: int, run: Callable[[str, int], Awaitable[Report]]) -> list[Pair]:
-    """Call `run("a" or "b", pair)` in the order ab, ba, ab, ...; an interrupted run ends it without its pair."""
-    pairs: list[Pair] = []
-    for number in range(count):
-        found: dict[str, Report] = {}
-        for side in ("a", "b") if number % 2 == 0 else ("b", "a"):
-            found[side] = await run(side, number)
-            if found[side].interrupted:
-                return pairs
-        pairs.append(Pair(found["a"], found["b"]))
-    return pairs
+    def order(self, number: int) -> tuple[str, ...]:
+        return self.contenders if number % 2 == 0 else self.contenders[::-1]
 
 
-def ratios(pairs: Sequence[Pair], slo: Slo | None = None) -> list[Ratio]:
-    """The median of the paired ratios A / B with their range, for every metric that was measured and isn't zero."""
-    summaries = [(pair.a.summary(slo), pair.b.summary(slo)) for pair in pairs]
-    rows = []
-    for name, better, where in METRICS:
-        figures = [(_figure(x, where), _figure(y, where)) for x, y in summaries]
-        both = [(a, b) for a, b in figures if a is not None and b]
-        if both:
-            quotients = [a / b for a, b in both]
-            middle = (median(a for a, _ in both), median(b for _, b in both), median(quotients))
-            rows.append(Ratio(name, better, *middle, min(quotients), max(quotients), len(both)))
-    return rows
+async def run_rounds(plan: Plan, place: Place, journal: Journal, console: Console, stop: asyncio.Event) -> None:
+    """Run what the journal has not whole. A contender that can't be started, or ends, is named and left for later."""
+    for number in range(plan.rounds):
+        for name in plan.order(number):
+            missing = [level for level in plan.levels if not _whole(journal.runs.get(_key(number, name, level)))]
+            if not missing or stop.is_set():
+                continue
+            console.print(f"round {number + 1} of {plan.rounds}: starting {name}", style="dim", highlight=False)
+            try:
+                async with serving(name, place, stop) as stack:
+                    await _visit(plan, stack, journal, console, stop, (number, name, missing))
+            except Unreachable as error:
+                if not stop.is_set():
+                    console.print(f"{name}: {error}", style="red", highlight=False, markup=False)
 
 
-def _figure(summary: Summary, where: str) -> float | None:
-    outer, _, inner = where.partition(".")
-    found = getattr(summary, outer)
-    return getattr(found, inner) if inner and found is not None else found
+async def _visit(
+    plan: Plan,
+    stack: Stack,
+    journal: Journal,
+    console: Console,
+    stop: asyncio.Event,
+    what: tuple[int, str, list[Level]],
+) -> None:
+    number, name, levels = what
+    warm = plan.prompts(f"warm/{number}", plan.warmup)
+    first = await run_closed(stack.target, warm, concurrency=plan.warmup, ask=plan.ask, stop=stop)
+    if not first.interrupted and not (s := first.summary()).ok:
+        console.print(f"  {name}: no warm-up request succeeded: {s.errors}", style="red", highlight=False, markup=False)
+        return
+    for level in levels:
+        prompts = plan.prompts(f"{number}/{level.users}", level.requests)
+        with progress(console, f"{name}, {level.users} at a time", len(prompts)) as on_trace:
+            report = await run_closed(
+                stack.target, prompts, concurrency=level.users, ask=plan.ask, stop=stop, on_trace=on_trace
+            )
+        if report.interrupted:
+            return
+        s = report.summary()
+        journal.add(_key(number, name, level), {"start_s": stack.start_s, "about": stack.about, "summary": asdict(s)})
+        ttft = f", TTFT p50 {s.ttft_ms.p50:.0f} ms" if s.ttft_ms else ""
+        wrong = "" if s.ok == s.offered else f"; {s.offered - s.ok} of {s.offered} NOT ok: {s.errors}"
+        said = (
+            f"  {name}, {level.users} at a time: {s.output_per_s:.1f} output tok/s{ttft} in {s.duration_s:.0f} s{wrong}"
+        )
+        console.print(said, style="red" if wrong else None, highlight=False, markup=False)
+        if not s.ok:
+            return
 
 
-def ratios_table(rows: Sequence[Ratio], names: tuple[str, str]) -> Table:
-    """Printed so that the ratio can't be read without its spread."""
-    a, b = names
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("")
-    for column in (a, b, f"{a} / {b}", "range", "pairs"):
-        table.add_column(column, justify="right")
-    table.add_column("better")
-    for r in rows:
-        clear = r.pairs >= PAIRS_NEEDED and not r.low <= 1 <= r.high
-        winner = "unclear" if not clear else a if (r.ratio > 1) == (r.better == "more") else b
-        ratio, spread = f"{r.ratio:.2f}x", f"{r.low:.2f} … {r.high:.2f}"
-        table.add_row(r.name, f"{r.a:.2f}", f"{r.b:.2f}", ratio, spread, str(r.pairs), winner)
-    table.caption = f"medians; the ratio is that of each pair; unclear: pairs disagree, or fewer than {PAIRS_NEEDED}"
-    return table
+def _whole(run: dict[str, Any] | None) -> bool:
+    """Whether it was measured and no request failed: otherwise its rate would flatter, and a rerun tries again."""
+    return run is not None and run["summary"]["ok"] == run["summary"]["offered"]
+
+
+def summary(plan: Plan, journal: Journal) -> dict[str, Any]:
+    """Every run's figures, and for each level ours against theirs: the median of the rounds' ratios and their range."""
+    ours = [c for c in plan.contenders if c.startswith("sluice")]
+    theirs = [c for c in plan.contenders if c not in ours] or ours[1:]
+    levels = []
+    for level in plan.levels:
+        runs = {c: _figures(plan, journal, level, c) for c in plan.contenders}
+        ratios = [_ratio(runs, a, b, name) for a in ours for b in theirs if a != b for name, _, _ in FIGURES]
+        levels.append({"users": level.users, "runs": runs, "ratios": [r for r in ratios if r]})
+    return {"contenders": plan.contenders, "rounds": plan.rounds, "levels": levels, "settings": journal.settings}
+
+
+def _figures(plan: Plan, journal: Journal, level: Level, name: str) -> list[dict[str, float] | None]:
+    """By round; None for a round that is missing or in which a request failed."""
+    found: list[dict[str, float] | None] = []
+    for number in range(plan.rounds):
+        run = journal.runs.get(_key(number, name, level))
+        if run is None or not _whole(run):
+            found.append(None)
+            continue
+        values = {"start_s": run["start_s"]} | run["summary"]
+        picked = {said: (values[outer] or {}).get(inner) if inner else values[outer] for said, outer, inner in FIGURES}
+        found.append({said: value for said, value in picked.items() if value is not None})
+    return found
+
+
+def _ratio(runs: dict[str, list[dict[str, float] | None]], a: str, b: str, figure: str) -> dict[str, Any] | None:
+    q = quotients((x.get(figure), y.get(figure)) for x, y in zip(runs[a], runs[b], strict=True) if x and y)
+    if q is None:
+        return None
+    told = {"ratio": q.median, "low": q.low, "high": q.high, "rounds": len(q.each)}
+    return {"a": a, "b": b, "figure": figure, **told}
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Two tables: each contender's medians, and the ratios with their range over the rounds."""
+    names = [said for said, _, _ in FIGURES]
+    lines = ["| users | server | " + " | ".join(names) + " | rounds |", "|---" * (len(names) + 3) + "|"]
+    for level in found["levels"]:
+        for contender, runs in level["runs"].items():
+            there = [r for r in runs if r]
+            cells = [_median([r[n] for r in there if n in r]) for n in names]
+            lines.append(f"| {level['users']} | {contender} | {' | '.join(cells)} | {len(there)} |")
+    lines += [
+        "",
+        "| users | | output tok/s | total tok/s | TTFT p50 | TPOT p50 | rounds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for level in found["levels"]:
+        by_pair: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+        for r in level["ratios"]:
+            by_pair.setdefault((r["a"], r["b"]), {})[r["figure"]] = r
+        for (a, b), ratios in by_pair.items():
+            cells = [_said(ratios.get(n)) for n in names[:4]]
+            count = max(r["rounds"] for r in ratios.values())
+            lines.append(f"| {level['users']} | {a} / {b} | {' | '.join(cells)} | {count} |")
+    return "\n".join(lines)
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{median(values):.1f}" if values else "–"
+
+
+def _said(r: dict[str, Any] | None) -> str:
+    return "–" if r is None else f"{r['ratio']:.2f} ({r['low']:.2f} … {r['high']:.2f})"
+
+
+def _key(number: int, name: str, level: Level) -> str:
+    return f"{number}/{name}/{level.users}x{level.requests}"

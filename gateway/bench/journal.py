@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-__all__ = ["Journal"]
+__all__ = ["SOURCES", "Journal", "code_hash"]
+
+SOURCES = tuple(Path(__file__).parents[2] / package for package in ("engine", "gateway"))
+"""What is measured, and the client that measures: a change of either makes other figures."""
+KINDS = frozenset((".py", ".cpp", ".lua"))
+
+
+def code_hash(roots: Sequence[Path]) -> str:
+    """Of all sources under these folders, their names and their text."""
+    found = hashlib.sha256()
+    for root in roots:
+        for path in sorted(p for p in root.rglob("*") if p.suffix in KINDS):
+            text = path.read_bytes()
+            found.update(f"{root.name}/{path.relative_to(root)} {len(text)}\n".encode() + text)
+    return found.hexdigest()[:16]
 
 
 class Journal:
-    """Of one set of settings: runs of others in the same file are kept and not seen."""
+    """Of one set of settings and one state of the code: runs of others in the same file are kept and not seen."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self.settings = path, orjson.loads(orjson.dumps(settings))
+        self.path = path
+        self.settings = orjson.loads(orjson.dumps(settings | {"code": code_hash(SOURCES)}))
         self.runs: dict[str, dict[str, Any]] = {}
         """By key: what was found."""
         for line in path.read_bytes().splitlines() if path.exists() else ():

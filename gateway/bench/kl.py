@@ -10,6 +10,7 @@ import asyncio
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,20 @@ def make_text(files: Sequence[Path], target: Path) -> str:
     return text
 
 
-async def measure(place: Place, text: Path) -> dict[str, Any]:
+async def measure(place: Place, text: Path, stop: asyncio.Event | None = None) -> dict[str, Any]:
     """Mean, 99th percentile and largest KL divergence over the text. Raises Unreachable with what the tool said."""
     tool = str(place.peers.llama("llama-perplexity"))
+    run = partial(finished, stop=stop)
     exact, base = place.work / "models" / f"{place.model.stem}-f32.gguf", place.work / "kl-base.bin"
     if not await asyncio.to_thread(exact.exists):
         await asyncio.to_thread(exact.parent.mkdir, parents=True, exist_ok=True)
-        await finished([sys.executable, "-m", "engine.models.export", str(place.model), "--gguf", str(exact)])
+        await run([sys.executable, "-m", "engine.models.export", str(place.model), "--gguf", str(exact)])
     threads = ["-t", str(place.threads), "-c", str(CONTEXT), "-b", str(CONTEXT)]
     # The reference keeps its KV memory in float32 too; the quantised run has llama.cpp's defaults, as users do.
     full = ["--cache-type-k", "f32", "--cache-type-v", "f32"]
-    await finished([tool, "-m", str(exact), "-f", str(text), *threads, *full, "--kl-divergence-base", str(base)])
+    await run([tool, "-m", str(exact), "-f", str(text), *threads, *full, "--kl-divergence-base", str(base)])
     command = [tool, "-m", str(place.model), *threads, "--kl-divergence-base", str(base), "--kl-divergence"]
-    said = await finished([*command, "-f", str(text)])
+    said = await run([*command, "-f", str(text)])
     return {"positions_per_chunk": CONTEXT - 1 - CONTEXT // 2, **parse(said)}
 
 

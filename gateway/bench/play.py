@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
@@ -13,24 +14,41 @@ from rich.console import Console
 from gateway.bench.client import Unreachable
 from gateway.bench.workload import DatasetMissing
 
-__all__ = ["console", "play"]
+__all__ = ["console", "play", "told"]
 
 console = Console()
+STOPS = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 
 
+@contextmanager
+def told() -> Iterator[None]:
+    """What can't be measured is said, and the command ends with status 2."""
+    try:
+        yield
+    except (Unreachable, DatasetMissing) as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from error
+
+
 def play(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run it on the fastest loop there is. The first Ctrl-C asks it to stop and show; the second ends it at once."""
+    """Run it on the fastest loop there is. The first Ctrl-C (or SIGTERM) asks it to stop and show; the second ends it.
+
+    Servers that it started are stopped in both cases.
+    """
 
     async def guarded() -> T:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def asked() -> None:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in STOPS:
+                loop.remove_signal_handler(number)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             console.print("[yellow]stopping: what was measured so far follows[/]")
             stop.set()
 
-        loop.add_signal_handler(signal.SIGINT, asked)
+        for number in STOPS:
+            loop.add_signal_handler(number, asked)
         return await main(stop)
 
     try:
@@ -39,9 +57,5 @@ def play(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
         factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
     except ImportError:
         factory = None
-    try:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(guarded())
-    except (Unreachable, DatasetMissing) as error:
-        console.print(f"[red]{error}[/]", highlight=False)
-        raise typer.Exit(2) from error
+    with told(), asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(guarded())

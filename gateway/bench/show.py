@@ -65,7 +65,10 @@ def tenants_table(report: Report, slo: Slo | None) -> Table:
 
 @contextmanager
 def progress(console: Console, label: str, total: int) -> Iterator[OnTrace]:
-    """A bar that every finished request moves; the text says how much came out and what went wrong."""
+    """A bar that every finished request moves; the text says how much came out and what went wrong.
+
+    Where no bar can be drawn, as in a log, a line for each quarter.
+    """
     columns = (
         TextColumn("{task.description:>18}"),
         BarColumn(),
@@ -75,11 +78,15 @@ def progress(console: Console, label: str, total: int) -> Iterator[OnTrace]:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total, said="")
-        seen = {"tokens": 0, "bad": 0}
+        seen = {"tokens": 0, "bad": 0, "done": 0}
+        quarters = {total * n // 4 for n in (1, 2, 3)} if not console.is_terminal else set()
 
         def on_trace(trace: Trace) -> None:
             seen["tokens"] += trace.output_tokens
             seen["bad"] += trace.ending != "ok"
+            seen["done"] += 1
+            if seen["done"] in quarters:
+                console.print(f"  {label}: {seen['done']} of {total}", style="dim", highlight=False, markup=False)
             elapsed = bar.tasks[task].elapsed or 0.0
             rate = f"{seen['tokens'] / elapsed:.0f} tok/s" if elapsed > 0 else ""
             bar.update(task, advance=1, said=rate + (f", {seen['bad']} not ok" if seen["bad"] else ""))

@@ -10,15 +10,16 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from gateway.bench import ab_rows, versus
+from gateway.bench import compare as contest
+from gateway.bench import run_rows
 from gateway.bench.client import Ask
 from gateway.bench.journal import Journal
 from gateway.bench.kl import make_text, measure
 from gateway.bench.peers import PEERS, Peers, install
-from gateway.bench.play import console, play
+from gateway.bench.play import console, play, told
 from gateway.bench.rows import ROWS
 from gateway.bench.stacks import CONTENDERS, Place, prepare
-from gateway.bench.workload import load, salted
+from gateway.bench.workload import Prompt, load, salted
 
 __all__ = ["compare", "kl", "peers", "rows"]
 
@@ -29,6 +30,11 @@ Port = Annotated[int, typer.Option(help="A free port; the next one is used too."
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads of every server; 0: the cores.")]
 Seed = Annotated[int, typer.Option(help="Same seed: same prompts and arrivals.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write everything measured here.")]
+LEVELS_HELP = (
+    "What each visit of a server measures, one after the other: USERSxREQUESTS,USERSxREQUESTS, where so many users, "
+    "each of whom sends when their last reply ended, send so many requests in all. "
+    "1x4,16x32: first one user with 4 requests, then 16 with 32 between them."
+)
 VAR, MODEL = Path("var"), Path("var/models/smollm2-135m.gguf")
 
 
@@ -71,7 +77,7 @@ def compare(
         typer.Option("--with", help=f"Repeat, in order: {'; '.join(f'{k}: {v}' for k, v in CONTENDERS.items())}."),
     ] = None,
     rounds: Annotated[int, typer.Option("--pairs", min=1, help="Rounds of all contenders, in turning order.")] = 5,
-    levels: Annotated[str, typer.Option(help="Users and requests: USERSxREQUESTS, e.g. 16x48.")] = "1x6,16x48,48x96",
+    levels: Annotated[str, typer.Option(help=LEVELS_HELP)] = "1x6,16x48,48x96",
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens a request, with ignore_eos.")] = 64,
     dataset: Annotated[
         str, typer.Option(help="sharegpt (its package has to be installed) or sharegpt-like.")
@@ -96,8 +102,8 @@ def compare(
     found = _levels(levels)
     place = _place(work, model, port, threads, into, slots=max(level.users for level in found))
     size = max(warmup, *(level.requests for level in found))
-    texts = [p for p in load(dataset, 2 * size, seed) if len(p.text.encode()) <= MAX_BYTES][:size]
-    plan = versus.Plan(
+    texts = _texts(dataset, size, seed)
+    plan = contest.Plan(
         chosen, found, rounds, Ask(max_tokens), lambda label, n: salted(texts[:n], f"Case {seed}-{label}."), warmup
     )
     settings = {
@@ -105,9 +111,9 @@ def compare(
         "warmup": warmup, "seed": seed, "cores": os.cpu_count(),
     }  # fmt: skip
     journal = Journal(place.work / "compare.jsonl", settings)
-    play(lambda stop: versus.compare(plan, place, journal, console, stop))
-    result = versus.summary(plan, journal)
-    _show(versus.markdown(result), result, place.work / "compare.md", json)
+    play(lambda stop: contest.run_rounds(plan, place, journal, console, stop))
+    result = contest.summary(plan, journal)
+    _show(contest.markdown(result), result, place.work / "compare.md", json)
 
 
 def kl(
@@ -132,7 +138,7 @@ def kl(
 
     async def go(stop: asyncio.Event) -> dict[str, Any]:
         with console.status("llama-perplexity: float32, then the file as it is"):
-            return await measure(place, place.work / "kl.txt")
+            return await measure(place, place.work / "kl.txt", stop)
 
     found = play(go)
     table = "| | mean | p99 | largest |\n|---|---|---|---|\n"
@@ -175,15 +181,15 @@ def rows(
     more = (f"--backend={backend}", f"--quantization={quantization}", f"--engine-options={engine_options}")
 
     async def go(stop: asyncio.Event) -> None:
-        await prepare(place)
+        await prepare(place, stop)
         for name in chosen:
             if not stop.is_set():
                 console.print(f"[bold]{name}[/]: {ROWS[name].about}", highlight=False)
-                await ab_rows.run_row(name, ROWS[name], place, journal, console, stop, pairs, more)
+                await run_rows.run_row(name, ROWS[name], place, journal, console, stop, pairs, more)
 
     play(go)
-    result = [ab_rows.judged(name, ROWS[name], journal, pairs) for name in chosen]
-    tables = [ab_rows.markdown(ROWS[r["row"]], r) for r in result if r["pairs"]]
+    result = [run_rows.judged(name, ROWS[name], journal, pairs) for name in chosen]
+    tables = [run_rows.markdown(ROWS[r["row"]], r) for r in result if r["pairs"]]
     said = f"{place.threads} threads, {quantization}, {model.name}"
     _show("\n\n".join([said, *tables]), {"settings": settings, "rows": result}, place.work / "rows.md", json)
 
@@ -195,15 +201,25 @@ rows.__doc__ = (
 )
 
 
-def _levels(text: str) -> tuple[versus.Level, ...]:
+def _levels(text: str) -> tuple[contest.Level, ...]:
     try:
         pairs = [part.split("x") for part in text.split(",")]
-        found = tuple(versus.Level(int(users), int(requests)) for users, requests in pairs)
+        found = tuple(contest.Level(int(users), int(requests)) for users, requests in pairs)
     except ValueError as error:
         raise typer.BadParameter(f"not USERSxREQUESTS: {error}", param_hint="--levels") from error
     if not all(level.users > 0 and level.requests > 0 for level in found):
         raise typer.BadParameter("users and requests must be above zero", param_hint="--levels")
     return found
+
+
+def _texts(dataset: str, count: int, seed: int) -> list[Prompt]:
+    """So many prompts that fit every contender, of twice as many."""
+    with told():
+        found = [p for p in load(dataset, 2 * count, seed) if len(p.text.encode()) <= MAX_BYTES]
+    if len(found) < count:
+        raise typer.BadParameter(f"has {len(found)} prompts of at most {MAX_BYTES} bytes; {count} are wanted",
+                                 param_hint="--dataset")  # fmt: skip
+    return found[:count]
 
 
 def _place(work: Path, model: Path, port: int, threads: int, into: Path, slots: int = 48) -> Place:

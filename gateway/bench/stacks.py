@@ -75,7 +75,8 @@ class Stack:
 async def serving(name: str, place: Place, stop: asyncio.Event | None = None) -> AsyncIterator[Stack]:
     """One contender, fresh. Raises Unreachable with its log's end when it doesn't come up."""
     if name in SLUICE_OPTIONS:
-        async with sluice(place, *SLUICE_OPTIONS[name]) as stack:
+        await prepare(place, stop)
+        async with sluice(place, *SLUICE_OPTIONS[name], stop=stop) as stack:
             yield stack
     elif name in {"vllm", "vllm-fp32"}:
         async with _vllm(place, "float32" if name == "vllm-fp32" else "bfloat16", stop) as stack:
@@ -87,24 +88,27 @@ async def serving(name: str, place: Place, stop: asyncio.Event | None = None) ->
         raise Unreachable(f"unknown contender {name!r}: use some of {', '.join(CONTENDERS)}")
 
 
-async def prepare(place: Place) -> None:
+async def prepare(place: Place, stop: asyncio.Event | None = None) -> None:
     """The first start of a data folder makes its database, its keys and its compiled kernels: not what is measured."""
     if not await asyncio.to_thread((place.work / "sluice-keys.json").exists):
-        async with sluice(place):
+        async with sluice(place, stop=stop):
             pass
 
 
 @asynccontextmanager
-async def sluice(place: Place, *options: str) -> AsyncIterator[Stack]:
-    """`sluice up --detach` on a data folder of the benchmark's own, and `sluice down`. Keys are made once and kept."""
+async def sluice(place: Place, *options: str, stop: asyncio.Event | None = None) -> AsyncIterator[Stack]:
+    """`sluice up --detach` on a data folder of the benchmark's own, and `sluice down`. Keys are made once and kept.
+
+    Raises Unreachable when it doesn't come up, or `stop` comes first; it leaves nothing running then.
+    """
     data = place.work / "sluice"
     clean = {name: "" for name in os.environ if name in {"DATABASE_URL", "REDIS_URL"}}
     ports = [f"--port={place.port}", f"--console-port={place.port + 1}", f"--data-dir={data}"]
     command = [*SLUICE, "up", "--detach", *ports, f"--model={place.model}", f"--threads={place.threads}", *options]
     began = time.monotonic()
+    said = json.loads(await finished(command, clean, stop))  # which stops itself when it fails; another's is left alone
+    start_s = time.monotonic() - began
     try:
-        said = json.loads(await finished(command, clean))
-        start_s = time.monotonic() - began
         keys = _keep_keys(place.work / "sluice-keys.json", said["tenants"])
         target = Target(f"http://127.0.0.1:{place.port}", tuple(keys.items())[:1])
         target = replace(target, model=await find_model(target))
@@ -114,9 +118,11 @@ async def sluice(place: Place, *options: str) -> AsyncIterator[Stack]:
 
 
 def _keep_keys(path: Path, tenants: dict[str, Any]) -> dict[str, str]:
-    """A key is told once, by the `up` that made it."""
+    """A key is told once, by the `up` that made it. Raises Unreachable for a folder whose keys nobody kept."""
     found: dict[str, str] = json.loads(path.read_bytes()) if path.exists() else {}
     found |= {name: facts["key"] for name, facts in tenants.items() if facts["key"]}
+    if unknown := tenants.keys() - found.keys():
+        raise Unreachable(f"no keys of {', '.join(sorted(unknown))} in {path}: delete {path.parent / 'sluice'}")
     path.touch(0o600)
     path.write_text(json.dumps(found))
     return found

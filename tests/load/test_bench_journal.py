@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.bench import ab_rows, versus
+from gateway.bench import compare, run_rows
 from gateway.bench.cli import app
 from gateway.bench.client import Ask, Target, Unreachable
+from gateway.bench.compare import Level, Plan
 from gateway.bench.journal import Journal
 from gateway.bench.kl import make_text, parse
+from gateway.bench.quotients import quotients
 from gateway.bench.rows import ROWS, Quotient, Row, Run, same_text
 from gateway.bench.stacks import Stack
-from gateway.bench.versus import Level, Plan
 
 
 def test_a_rerun_finds_finished_runs_of_its_own_settings_only(tmp_path: Path) -> None:
@@ -29,6 +30,14 @@ def test_a_rerun_finds_finished_runs_of_its_own_settings_only(tmp_path: Path) ->
     again.add("0/b", {"x": 3})
     assert Journal(path, {"threads": 2}).runs == {"0/a": {"x": 1}, "0/b": {"x": 3}}
     assert Journal(path, {"threads": 1}).runs == {"0/a": {"x": 2}}
+
+
+def test_a_pair_without_both_figures_has_no_quotient() -> None:
+    found = quotients([(6.0, 2.0), (None, 1.0), (1.0, None), (1.0, 0.0), (0.0, 4.0), (8.0, 4.0)])
+    assert found is not None
+    assert (found.each, found.median, found.low, found.high) == ((3.0, 0.0, 2.0), 2.0, 0.0, 3.0)
+    assert (found.over, found.under) == (6.0, 4.0)
+    assert quotients([(1.0, 0.0)]) is None
 
 
 def plan(rounds: int = 3) -> Plan:
@@ -50,10 +59,10 @@ def test_ratios_are_taken_inside_rounds_and_failed_runs_left_out(tmp_path: Path)
     for number, (ours, theirs) in enumerate([(100, 50), (30, 10), (80, 20)]):
         journal.add(f"{number}/sluice/16x48", ran(ours))
         journal.add(f"{number}/vllm/16x48", ran(theirs, ok=47 if number == 2 else 48))
-    found = versus.summary(plan(4), journal)
+    found = compare.summary(plan(4), journal)
     ratio = next(r for r in found["levels"][0]["ratios"] if r["figure"] == "output tok/s")
     assert (ratio["ratio"], ratio["low"], ratio["high"], ratio["rounds"]) == (2.5, 2.0, 3.0, 2)
-    text = versus.markdown(found)
+    text = compare.markdown(found)
     assert "| 16 | sluice / vllm | 2.50 (2.00 … 3.00) |" in text
     assert "| 16 | sluice | 80.0 |" in text and text.count("| 3 |") == 1, "three good rounds of ours, two of theirs"
 
@@ -67,18 +76,18 @@ def test_a_row_is_judged_by_its_whole_pairs(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j", {})
     for key, value in {"r/0/a": 10, "r/0/b": 5, "r/1/a": 9, "r/1/b": 3, "r/2/a": 99}.items():
         journal.add(key, {"v": value})
-    found = ab_rows.judged("r", row, journal, 3)
+    found = run_rows.judged("r", row, journal, 3)
     assert found["pairs"] == 2
     assert found["quotients"][0]["each"] == [2.0, 3.0] and found["quotients"][0]["ratio"] == 2.5
-    text = ab_rows.markdown(row, found)
+    text = run_rows.markdown(row, found)
     assert "- a/b: **2.50** (2.00 … 3.00; wanted >= 2)" in text
     assert "| b | 4 (3 … 5) |" in text and "- wanted: w" in text
 
 
 def test_engine_options_of_row_and_caller_reach_the_engine_as_one(tmp_path: Path) -> None:
     given = ["--quantization=int8", "--engine-options=--dtype bf16", "--engine-options=--max-rows 16"]
-    assert ab_rows._joined(given) == ["--quantization=int8", "--engine-options=--dtype bf16 --max-rows 16"]
-    assert ab_rows._joined(["--engine-options=", "--engine-options="]) == ["--engine-options="]
+    assert run_rows._joined(given) == ["--quantization=int8", "--engine-options=--dtype bf16 --max-rows 16"]
+    assert run_rows._joined(["--engine-options=", "--engine-options="]) == ["--engine-options="]
 
 
 def test_variants_of_a_pair_get_the_same_prompts_and_pairs_others() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.bench import Report, Slo, Trace
-from gateway.bench.compare import Pair, Ratio, ratios, ratios_table, run_pairs
+from gateway.bench.ab import Pair, Ratio, ratios, ratios_table, run_pairs
 from gateway.bench.metrics import P99_NEEDS, Ending, Spread
 
 fixed = settings(derandomize=True, max_examples=150, deadline=None)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,42 @@ async def test_a_server_that_ends_is_told_with_the_end_of_its_log(tmp_path: Path
     with pytest.raises(Unreachable, match="no such model"):
         async with running(command, log=tmp_path / "x.log", ready=f"http://127.0.0.1:{unused_tcp_port}/", timeout_s=60):
             pass
+
+
+async def test_a_server_that_ends_while_it_is_used_is_told(tmp_path: Path, unused_tcp_port: int) -> None:
+    log, url = tmp_path / "x.log", f"http://127.0.0.1:{unused_tcp_port}/"
+    with pytest.raises(Unreachable, match="status -9 while it was used"):
+        async with running([sys.executable, "-c", SERVE, str(unused_tcp_port)], log=log, ready=url, timeout_s=60):
+            os.kill(int(log.read_text().split()[0]), signal.SIGKILL)
+
+
+async def test_a_port_that_others_listen_on_is_refused_whatever_they_speak(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ready = f"http://127.0.0.1:{other.getsockname()[1]}/health"
+        with pytest.raises(Unreachable, match="take another --port"):
+            async with running(["true"], log=tmp_path / "x.log", ready=ready, timeout_s=60):
+                pass
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_command_that_is_stopped_has_ended(cancelled: bool, tmp_path: Path) -> None:
+    told, stop = tmp_path / "pid", asyncio.Event()
+    script = f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}} '); time.sleep(600)"
+    work = asyncio.create_task(finished([sys.executable, "-c", script], stop=stop))
+    pid = await asyncio.to_thread(read_pid, told)
+    if cancelled:
+        work.cancel()
+    stop.set()
+    with pytest.raises(asyncio.CancelledError if cancelled else Unreachable):
+        await work
+    assert select.select([pid], [], [], 0)[0]
+
+
+def read_pid(told: Path) -> int:
+    """A handle of the process that writes its number and a blank there."""
+    while not told.exists() or not told.read_text().endswith(" "):
+        time.sleep(0.02)
+    return os.pidfd_open(int(told.read_text()))
 
 
 async def test_a_command_tells_what_it_printed_or_why_it_failed() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from gateway.bench.client import Ask, Unreachable
 from gateway.bench.journal import Journal
+from gateway.bench.quotients import quotients
 from gateway.bench.rows import Failed, Figures, Row, Run, Stopped
 from gateway.bench.stacks import Place, sluice
 
@@ -28,25 +29,31 @@ async def run_row(
     more: Sequence[str] = (),
 ) -> None:
     """Measure what the journal has not. `more`: options of `sluice up` for every stack; engine options are joined."""
+
+    def say(pair: int, text: str, style: str | None = None) -> None:
+        console.print(f"  {name} {pair + 1}/{pairs}{text}", style=style, highlight=False, markup=False)
+
     for pair in range(pairs):
-        for options, variants in row.stacks if pair % 2 == 0 else row.stacks[::-1]:
-            missing = [
-                v for v in (variants if pair % 2 == 0 else variants[::-1]) if _key(name, pair, v) not in journal.runs
-            ]
+        turn = 1 if pair % 2 == 0 else -1
+        for options, variants in row.stacks[::turn]:
+            missing = [v for v in variants[::turn] if _key(name, pair, v) not in journal.runs]
             if not missing or stop.is_set():
                 continue
             try:
-                async with sluice(place, *_joined((*more, *options))) as stack:
+                say(pair, f": starting a stack for {', '.join(missing)}", "dim")
+                async with sluice(place, *_joined((*more, *options)), stop=stop) as stack:
                     for variant in missing:
+                        say(pair, f", {variant}: measuring", "dim")
                         run = Run(stack, variant, pair, journal.settings["seed"], stop, journal.settings["scale"])
                         await _warm(run)
                         found = await row.measure(run)
                         journal.add(_key(name, pair, variant), found)
-                        console.print(f"  {name} {pair + 1}/{pairs}, {variant}: {_brief(found)}", highlight=False)
+                        say(pair, f", {variant}: {_brief(found)}")
             except Stopped:
                 return
             except (Failed, Unreachable) as error:
-                console.print(f"  {name} {pair + 1}/{pairs}: {error}", style="red", highlight=False, markup=False)
+                if not stop.is_set():
+                    say(pair, f": {error}", "red")
 
 
 async def _warm(run: Run) -> None:
@@ -66,28 +73,19 @@ def judged(name: str, row: Row, journal: Journal, pairs: int) -> dict[str, Any]:
     variants = [v for _, names in row.stacks for v in names]
     whole = [n for n in range(pairs) if all(_key(name, n, v) in journal.runs for v in variants)]
     found = {v: [journal.runs[_key(name, n, v)] for n in whole] for v in variants}
-    quotients = []
-    for q in row.quotients:
-        both = zip(found[q.over], found[q.under], strict=True)
-        each = [a[q.figure] / b[q.figure] for a, b in both if a[q.figure] is not None and b[q.figure]]
-        if each:
-            quotients.append(
-                {
-                    "name": q.name,
-                    "wanted": q.wanted,
-                    "ratio": median(each),
-                    "low": min(each),
-                    "high": max(each),
-                    "each": each,
-                }
-            )
+    told = []
+    for wanted in row.quotients:
+        both = zip(found[wanted.over], found[wanted.under], strict=True)
+        if q := quotients((a[wanted.figure], b[wanted.figure]) for a, b in both):
+            figures = {"ratio": q.median, "low": q.low, "high": q.high, "each": list(q.each)}
+            told.append({"name": wanted.name, "wanted": wanted.wanted, **figures})
     pooled = row.pooled(found) if whole else {}
     return {
         "row": name,
         "about": row.about,
         "pairs": len(whole),
         "found": found,
-        "quotients": quotients,
+        "quotients": told,
         "pooled": pooled,
     }
 
