@@ -381,9 +381,9 @@ class AsyncFunctions(_Library):
     async def admit(self, admission: Admission, work: bytes) -> Verdict:
         return _Codec.verdict(await self._call("admit", _Codec.admit(admission), work))
 
-    def queue_admit(self, pipe: Any, admission: Admission, work: bytes) -> None:
-        """`admit` as one command of a pipeline; `verdict` reads its answer. Nobody loads a missing library here."""
-        pipe.fcall(f"{self.library}_admit", 0, self.keys.prefix, _Codec.admit(admission), work)
+    def admit_command(self, admission: Admission, work: bytes) -> tuple[str | bytes | int, ...]:
+        """`admit` as words, for who sends them himself; `verdict` reads the answer. The library may be missing."""
+        return "FCALL", f"{self.library}_admit", 0, self.keys.prefix, _Codec.admit(admission), work
 
     @staticmethod
     def verdict(raw: bytes) -> Verdict:

@@ -151,17 +151,22 @@ class Admission:
         route = _route(arrival, principal, tier, order)
         flight = self._dispatcher.open(route, order.choices, order.n, trail, arrival.received, arrival.received_ms)
         flight.reply.on_overflow = lambda: self._dispatcher.abandon_slow(flight)
-        asking = asyncio.create_task(self._ask(principal, tier, order, price, arrival))
+        asking = self._ask(principal, tier, order, price, arrival)
         try:
             verdict = await asyncio.shield(asking)
+            if verdict.code == "stale_principal":
+                asking = asyncio.create_task(self._ask_anew(verdict, principal, tier, order, price, arrival))
+                verdict = await asyncio.shield(asking)
         except asyncio.CancelledError:
             # The client left while Redis was deciding. A cancel sent now could overtake the admission: it waits.
             self._dispatcher.spawn(self._undo(asking, flight))
             raise
-        except ApiError:
+        except (ApiError, RedisError, OSError) as error:
             # Whether Redis admitted it is unknown: make sure that nothing stays behind.
             self._dispatcher.abandon(flight, "admission_interrupted")
-            raise
+            if isinstance(error, ApiError):
+                raise
+            raise queue_error(f"admission of {arrival.request}", error) from None
         if not verdict.ok:
             self._dispatcher.forget(flight)
             if verdict.code == "idempotency_replay":
@@ -199,10 +204,10 @@ class Admission:
         dispatcher.follow(flight)
         return Ticket(flight, order, principal, tier, Verdict("ok"), price)
 
-    async def _undo(self, asking: asyncio.Task[Verdict], flight: Flight) -> None:
+    async def _undo(self, asking: asyncio.Future[Verdict], flight: Flight) -> None:
         try:
             verdict = await asking
-        except ApiError:
+        except (ApiError, RedisError, OSError):
             verdict = None
         if verdict is None or verdict.ok:
             self._dispatcher.abandon(flight, "client_disconnected")
@@ -210,24 +215,32 @@ class Admission:
         else:
             self._dispatcher.forget(flight)
 
-    async def _ask(
+    def _ask(
         self, principal: Principal, tier: TierFacts, order: Order, price: PriceFacts | None, arrival: Arrival
-    ) -> Verdict:
-        request = arrival.request
+    ) -> asyncio.Future[Verdict]:
         held = hold_nano(price, order.prompt_tokens, order.sampling.max_tokens, order.choices) if price else 0
-        work = encode(_work(arrival, principal, tier, order, self._dispatcher.gateway))
-        for _ in range(3):
-            facts = _facts(principal, tier, order, request, self._dispatcher.gateway, held)
-            try:
-                verdict = await self._dispatcher.admitter.admit(facts, work)
-            except (RedisError, OSError) as error:
-                raise queue_error(f"admission of {request}", error) from None
-            if verdict.code != "stale_principal":
-                return verdict
+        gateway = self._dispatcher.gateway
+        work = encode(_work(arrival, principal, tier, order, gateway))
+        return self._dispatcher.admitter.admit(_facts(principal, tier, order, arrival.request, gateway, held), work)
+
+    async def _ask_anew(
+        self,
+        verdict: Verdict,
+        principal: Principal,
+        tier: TierFacts,
+        order: Order,
+        price: PriceFacts | None,
+        arrival: Arrival,
+    ) -> Verdict:
+        """What is cached here is older than what Redis knows, or Redis knows nothing: mend that and ask again."""
+        for _ in range(2):
             if verdict.detail == "balance":
                 await self._restore_balance(principal)
             else:
                 principal = await self._identity.refresh(principal)
+            verdict = await self._ask(principal, tier, order, price, arrival)
+            if verdict.code != "stale_principal":
+                return verdict
         raise ApiError("identity_unavailable", "Your account is changing; try again.", retry_after_s=1)
 
     async def _restore_balance(self, principal: Principal) -> None:

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from engine.protocol.functions import Adopted, AsyncFunctions, LayoutMismatch
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Delta, Final, Timeline, encode
-from gateway.dispatch.batch import Admitter
+from gateway.dispatch.admitter import Admitter
 from gateway.dispatch.fanout import Fanout
 from gateway.dispatch.flight import Flight, Route, Trail
 from gateway.dispatch.follower import follow
@@ -91,6 +91,7 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         await self.recorder.stop()
+        self.admitter.close()
         await self._reading.aclose()
         await self._following.aclose()
         await self.redis.aclose()

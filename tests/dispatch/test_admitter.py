@@ -1,4 +1,4 @@
-"""Admissions that share round trips get each its own answer, whatever happens to the others and to Redis."""
+"""Admissions that share a connection get each its own answer, whatever happens to the others and to Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from engine.protocol.functions import Admission, AsyncFunctions, Functions
 from engine.protocol.keys import Keys
-from gateway.dispatch.batch import Admitter
+from gateway.dispatch.admitter import Admitter
 from gateway.dispatch.redis import connect
 
 
@@ -34,9 +34,11 @@ def keys(redis: Any, redis_prefix: str) -> Keys:
 def _run(redis_url: str, keys: Keys, test: Callable[[Admitter], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         redis = connect(redis_url, timeout_s=1.0)
+        admitter = Admitter(redis, AsyncFunctions(redis, keys))
         try:
-            return await test(Admitter(redis, AsyncFunctions(redis, keys)))
+            return await test(admitter)
         finally:
+            admitter.close()
             await redis.aclose()
 
     return asyncio.run(run())
@@ -81,3 +83,16 @@ def test_without_redis_all_are_told(keys: Keys) -> None:
         lambda a: asyncio.gather(*[a.admit(_admission(f"r{i}"), b"w") for i in range(40)], return_exceptions=True),
     )
     assert all(isinstance(o, RedisError | OSError) for o in outcomes)
+
+
+def test_a_cut_connection_is_mended_unseen(redis_url: str, keys: Keys, redis: Any) -> None:
+    async def cut(admitter: Admitter) -> Any:
+        before = await admitter.admit(_admission("r0"), b"w")
+        mine = [c["id"] for c in redis.client_list() if c["cmd"] == "fcall" and c["id"] != str(redis.client_id())]
+        assert mine
+        for number in mine:
+            redis.client_kill_filter(_id=number)
+        return [before, *await asyncio.gather(*[admitter.admit(_admission(f"r{i}"), b"w") for i in range(1, 30)])]
+
+    assert [v.code for v in _run(redis_url, keys, cut)] == ["ok"] * 30
+    assert redis.scard(keys.gateway_requests("g1")) == 30
