@@ -67,13 +67,16 @@ class Llama:
             if layer.q_norm is not None and layer.k_norm is not None:
                 self._norm_heads(qkv_TE, layer.q_norm, layer.k_norm)
             kernels.rotate_and_store(qkv_TE, self._rotary_PD, batch, store, number)
-            delta_TD = layer.output(kernels.attention(qkv_TE, batch, store, number))
+            is_last = number == len(self._layers) - 1
+            if is_last and rows_R is None:  # all that later tokens want of these is stored
+                return None
+            attended_TE = kernels.attention(qkv_TE, batch, store, number)
+            if is_last:
+                attended_TE, residual_TD = attended_TE[rows_R], residual_TD[rows_R]
+            delta_TD = layer.output(attended_TE)
             x_TD = kernels.add_rms_norm(residual_TD, delta_TD, layer.feed_forward_norm, eps)
             delta_TD = layer.down(kernels.silu_mul(layer.gate_up(x_TD)))
-        if rows_R is None or delta_TD is None:
-            return None
-        last_RD = kernels.add_rms_norm(residual_TD[rows_R], delta_TD[rows_R], self._norm, eps)
-        return self._head(last_RD).float()
+        return self._head(kernels.add_rms_norm(residual_TD, delta_TD, self._norm, eps)).float()
 
     def _norm_heads(self, qkv_TE: Tensor, q_norm: Tensor, k_norm: Tensor) -> None:
         """Qwen3 norms each query and key head by itself, before rotation."""

@@ -11,6 +11,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -35,6 +36,7 @@ constexpr int FLOAT_TILE = 6;          // rows whose sums live in registers toge
 constexpr int FLOAT_DEPTH = 384;       // inputs of a panel that stay in the first cache
 constexpr int DEPTH = 24;              // blocks of an unpacked panel that stay in the first cache
 constexpr float TINY = 1e-36f;         // what is smaller rounds to nothing: 127 over it would overflow
+constexpr long PARTS = 4;              // of the panels, for each thread
 constexpr long SERIAL = 1 << 19;       // multiplications below which waking threads costs more than it saves
 
 struct bf16 { uint16_t bits; };
@@ -394,18 +396,37 @@ struct Vnni {
 
 // ---- sharing out the work
 
-// Runs body(first row, end, first panel, end) on every thread, which shares nothing with the others: no one waits inside.
-// Panels are split first, as weights are what costs to read; rows only where each part keeps plenty.
+// What a thread made of a group of rows, for all the parts of the panels that it takes.
+template <class E>
+struct Scratch {
+    std::vector<E> held;  // only grows: clearing it again would cost as much as a row
+    long call = 0, group = 0;
+    E* at(long i) { return held.data() + i; }
+    bool take(long for_call, long for_group, size_t size) {  // whether it has to be made
+        if (call == for_call && group == for_group) return false;
+        call = for_call, group = for_group;
+        if (held.size() < size) held.resize(size);
+        return true;
+    }
+};
+long next_call() {
+    static std::atomic<long> calls{0};
+    return ++calls;
+}
+
+// Runs body(number of the group, first row, rows, first panel, end) for groups of rows and parts of the panels. Threads take
+// parts as they get done: one that a neighbour keeps off its core holds up no more than the part it has.
 template <class Body>
-void share(long rows, const Weights& w, Body body) {
+void share(long rows, int group, const Weights& w, Body body) {
+    const long groups = (rows + group - 1) / group, panels = w.panels();
 #pragma omp parallel if (rows * w.outputs * w.inputs > SERIAL)
     {
-        const long threads = omp_get_num_threads(), me = omp_get_thread_num();
-        long bands = std::max(1L, std::min(threads, rows / MOST_ROWS));
-        while (threads % bands) bands--;
-        const long strips = threads / bands, band = me / strips, strip = me % strips;
-        body(rows * band / bands, rows * (band + 1) / bands, w.panels() * strip / strips,
-             w.panels() * (strip + 1) / strips);
+        const long threads = omp_get_num_threads(), parts = threads == 1 ? 1 : std::min(panels, PARTS * threads);
+#pragma omp for schedule(dynamic) nowait
+        for (long i = 0; i < groups * parts; i++) {
+            const long first = i / parts * group, part = i % parts;
+            body(i / parts, first, std::min<long>(group, rows - first), panels * part / parts, panels * (part + 1) / parts);
+        }
     }
 }
 
@@ -473,18 +494,15 @@ void levels_of_rows(const Weights& w, const uint8_t* rounded, T* out, int rows, 
 
 template <class V, class T>
 void times_levels(const Weights& w, const T* x, T* out, long rows) {
-    share(rows, w, [&](long row, long row_end, long panel, long panel_end) {
-        static thread_local std::vector<uint8_t> rounded;  // only grows: clearing it again would cost as much as a row
-        const size_t room = std::min<long>(MOST_ROWS, row_end - row) * w.blocks() * ROW;
-        if (rounded.size() < room) rounded.resize(room);
-        for (; row < row_end; row += MOST_ROWS) {
-            const int count = std::min<long>(MOST_ROWS, row_end - row);
+    const long call = next_call();
+    share(rows, MOST_ROWS, w, [&](long group, long row, int count, long panel, long panel_end) {
+        static thread_local Scratch<uint8_t> rounded;
+        if (rounded.take(call, group, count * w.blocks() * ROW))
             for (int r = 0; r < count; r += V::TILE)
-                round_rows(x + (row + r) * w.inputs, w.inputs, std::min(V::TILE, count - r), rounded.data() + r * w.blocks() * ROW);
-            T* target = out + row * w.outputs;
-            if (w.bits == 4) levels_of_rows<V, 4>(w, rounded.data(), target, count, panel, panel_end);
-            else levels_of_rows<V, 8>(w, rounded.data(), target, count, panel, panel_end);
-        }
+                round_rows(x + (row + r) * w.inputs, w.inputs, std::min(V::TILE, count - r), rounded.at(r * w.blocks() * ROW));
+        T* target = out + row * w.outputs;
+        if (w.bits == 4) levels_of_rows<V, 4>(w, rounded.at(0), target, count, panel, panel_end);
+        else levels_of_rows<V, 8>(w, rounded.at(0), target, count, panel, panel_end);
     });
 }
 
@@ -541,23 +559,20 @@ void add_floats_any(int rows, const W* w, const float* x, long stride, float* su
 
 template <class W, class T>
 void times_floats(const Weights& w, const T* x, T* out, long rows) {
-    share(rows, w, [&](long row, long row_end, long first, long end) {
-        static thread_local std::vector<float> wide;
+    const long call = next_call();
+    share(rows, FLOAT_ROWS, w, [&](long group, long row, int count, long first, long end) {
+        static thread_local Scratch<float> wide;
         alignas(64) float sums[FLOAT_ROWS * PANEL];
-        const size_t room = std::min<long>(FLOAT_ROWS, row_end - row) * w.inputs;
-        if (wide.size() < room) wide.resize(room);
-        for (; row < row_end; row += FLOAT_ROWS) {
-            const int count = std::min<long>(FLOAT_ROWS, row_end - row);
-            for (long i = 0; i < count * w.inputs; i++) wide[i] = widen(x[row * w.inputs + i]);
-            for (long p = first; p < end; p++) {
-                std::fill(sums, sums + count * PANEL, 0.0f);
-                const W* panel = (const W*)w.data + p * w.inputs * PANEL;
-                for (long k = 0; k < w.inputs; k += FLOAT_DEPTH)
-                    for (int r = 0; r < count; r += FLOAT_TILE)
-                        add_floats_any(std::min(FLOAT_TILE, count - r), panel + k * PANEL, wide.data() + r * w.inputs + k,
-                                       w.inputs, sums + r * PANEL, std::min<long>(FLOAT_DEPTH, w.inputs - k));
-                write(w, p, sums, out + row * w.outputs, count);
-            }
+        if (wide.take(call, group, count * w.inputs))
+            for (long i = 0; i < count * w.inputs; i++) wide.held[i] = widen(x[row * w.inputs + i]);
+        for (long p = first; p < end; p++) {
+            std::fill(sums, sums + count * PANEL, 0.0f);
+            const W* panel = (const W*)w.data + p * w.inputs * PANEL;
+            for (long k = 0; k < w.inputs; k += FLOAT_DEPTH)
+                for (int r = 0; r < count; r += FLOAT_TILE)
+                    add_floats_any(std::min(FLOAT_TILE, count - r), panel + k * PANEL, wide.at(r * w.inputs + k), w.inputs,
+                                   sums + r * PANEL, std::min<long>(FLOAT_DEPTH, w.inputs - k));
+            write(w, p, sums, out + row * w.outputs, count);
         }
     });
 }
