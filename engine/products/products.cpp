@@ -57,9 +57,13 @@ inline float widen(float x) { return x; }
 inline float widen(bf16 x) { const uint32_t u = uint32_t(x.bits) << 16; float f; std::memcpy(&f, &u, 4); return f; }
 inline v8f load8(const float* p) { v8f v; std::memcpy(&v, p, sizeof v); return v; }
 inline v8f load8(const bf16* p) {
+#ifdef HAS_AVX2  // left alone, GCC widens the halves of a register one by one
+    const v8u u = (v8u)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16;
+#else
     v8h h;
     std::memcpy(&h, p, sizeof h);
     const v8u u = __builtin_convertvector(h, v8u) << 16;
+#endif
     v8f v;
     std::memcpy(&v, &u, sizeof v);
     return v;

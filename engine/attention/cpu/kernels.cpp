@@ -10,6 +10,9 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -36,9 +39,13 @@ struct bf16 { uint16_t bits; };
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 inline vf load(const bf16* p) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // left alone, GCC widens the halves of a register one by one
+    const vu u = (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16;
+#else
     vh h;
     std::memcpy(&h, p, sizeof h);
-    vu u = __builtin_convertvector(h, vu) << 16;
+    const vu u = __builtin_convertvector(h, vu) << 16;
+#endif
     vf v;
     std::memcpy(&v, &u, sizeof v);
     return v;
@@ -168,8 +175,8 @@ template <int M, class T>
 inline void scores(const float* q, const T* keys, const T* values, const T* next, long dim, long stride, float* s) {
     vf acc[M][SPAN] = {};
     for (long d = 0; d < dim; d++, keys += stride) {
-        if constexpr (M <= 4) {
-            __builtin_prefetch(values + d * GROUP);
+        if (M <= 4 && (sizeof(T) == 4 || d % 2 == 0)) {  // once a cache line; a round's values are too many for the first cache
+            __builtin_prefetch(values + d * GROUP, 0, 2);
             __builtin_prefetch(next + d * stride);
         }
         vf k[SPAN];
@@ -230,65 +237,76 @@ inline void add_values(float* out, const float* s, const T* data, const Layout& 
     }
 }
 
-// Vectors of a value that M queries take at a time: a power of two, at most 12 accumulators and 32 floats.
+// Vectors of a value that M queries take at a time: a power of two, at most 32 floats, so that accumulators, values and a
+// weight fit 16 registers.
 constexpr int value_vectors(int m) {
     int vectors = 32 / LANES;
-    while (m * vectors > 12) vectors /= 2;
-    return vectors > 0 ? vectors : 1;
+    while (vectors > 1 && (m + 1) * vectors >= 16) vectors /= 2;
+    return vectors;
 }
 
+// A round for M queries of each of `heads` kv heads that lie side by side: all heads of a block before the next block, since
+// what memory takes longest for is a new place.
 template <int M, class T>
-void round_of(Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head, long begin,
-              long end, long last) {
-    alignas(64) float s[M * KEYS];
-    const long count = (end - begin + GROUP - 1) / GROUP * GROUP;
-    const auto keys = [&](long k) { return data + at.keys(table[k / at.block_size], head) + k % at.block_size; };
-    for (long k = begin; k < end; k += GROUP) {
-        const T* values = data + at.values(table[k / at.block_size], head) + k % at.block_size * at.dim;
-        const T* next = keys(k + GROUP < last ? k + GROUP : k);
-        scores<M>(tile.q + first * at.dim, keys(k), values, next, at.dim, at.block_size, s + (k - begin));
-    }
-    for (int m = 0; m < M; m++) soften(tile, first + m, s + m * KEYS, tile.limit[first + m] - begin, count, at.dim);
-    add_values<M, value_vectors(M)>(tile.out + first * at.dim, s, data, at, table, head, begin, end);
+void round_of(Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head, long heads,
+              long begin, long end, long last) {
+    alignas(64) float s[TILE * KEYS];
+    const long count = (end - begin + GROUP - 1) / GROUP * GROUP, dim = at.dim;
+    const auto keys = [&](long k, long h) { return data + at.keys(table[k / at.block_size], h) + k % at.block_size; };
+    for (long k = begin; k < end; k += GROUP)
+        for (long h = 0; h < heads; h++) {
+            const T* values = data + at.values(table[k / at.block_size], head + h) + k % at.block_size * dim;
+            const T* next = keys(k + GROUP < last ? k + GROUP : k, head + h);
+            scores<M>(tile.q + (first + h * M) * dim, keys(k, head + h), values, next, dim, at.block_size,
+                      s + h * M * KEYS + (k - begin));
+        }
+    for (int m = 0; m < M * heads; m++)
+        soften(tile, first + m, s + m * KEYS, tile.limit[first + m] - begin, count, dim);
+    const long stretch = heads > 1 ? GROUP : KEYS;
+    for (long k = begin; k < end; k += stretch)
+        for (long h = 0; h < heads; h++)
+            add_values<M, value_vectors(M)>(tile.out + (first + h * M) * dim, s + h * M * KEYS + (k - begin), data, at,
+                                            table, head + h, k, std::min(end, k + stretch));
 }
 
 // For 1 to MICRO queries.
 template <int M, class T>
 void round_of_any(int count, Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head,
-                  long begin, long end, long last) {
+                  long heads, long begin, long end, long last) {
     if constexpr (M > 1)
-        if (count < M) return round_of_any<M - 1>(count, tile, first, data, at, table, head, begin, end, last);
-    round_of<M>(tile, first, data, at, table, head, begin, end, last);
+        if (count < M) return round_of_any<M - 1>(count, tile, first, data, at, table, head, heads, begin, end, last);
+    round_of<M>(tile, first, data, at, table, head, heads, begin, end, last);
 }
 
-struct Unit { int32_t row, first, count, head; };
+// Tokens of a row, and kv heads; of several heads only when the queries of one fit one pass.
+struct Unit { int32_t row, first, count, head, heads; };
 
 template <class T>
 void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t* starts, const int32_t* contexts,
             const int32_t* table, const T* data, const Layout& at) {
     const long group = at.heads / at.kv_heads, begin = starts[unit.row], tokens = starts[unit.row + 1] - begin;
     const float scale = LOG2_E / std::sqrt(float(at.dim));
-    const int count = unit.count * group;
+    const int each = unit.count * group, count = each * unit.heads;
+    const auto token_of = [&](int m) { return unit.first + m % each / group; };
+    const auto head_of = [&](int m) { return (unit.head + m / each) * group + m % group; };
     for (int m = 0; m < count; m++) {
-        const long token = unit.first + m / group, head = unit.head * group + m % group;
-        const T* q = qkv + (begin + token) * at.width() + head * at.dim;
+        const T* q = qkv + (begin + token_of(m)) * at.width() + head_of(m) * at.dim;
         for (long d = 0; d < at.dim; d += LANES) {
             store(tile.q + m * at.dim + d, load(q + d) * scale);
             store(tile.out + m * at.dim + d, vf{});
         }
         tile.top[m] = -INFINITY;
         tile.mass[m] = 0;
-        tile.limit[m] = contexts[unit.row] - tokens + token + 1;
+        tile.limit[m] = contexts[unit.row] - tokens + token_of(m) + 1;
     }
     const long last = tile.limit[count - 1];
     for (long k = 0; k < last; k += KEYS)
-        for (int m = 0; m < count; m += MICRO)
-            round_of_any<MICRO>(std::min(MICRO, count - m), tile, m, data, at, table, unit.head, k,
+        for (int m = 0; m < each; m += MICRO)
+            round_of_any<MICRO>(std::min(MICRO, each - m), tile, m, data, at, table, unit.head, unit.heads, k,
                                 std::min(last, k + KEYS), last);
     for (int m = 0; m < count; m++) {
-        const long token = unit.first + m / group, head = unit.head * group + m % group;
         const float inverse = 1.0f / tile.mass[m];
-        T* target = out + ((begin + token) * at.heads + head) * at.dim;
+        T* target = out + ((begin + token_of(m)) * at.heads + head_of(m)) * at.dim;
         for (long d = 0; d < at.dim; d += LANES) store(target + d, load(tile.out + m * at.dim + d) * inverse);
     }
 }
@@ -296,14 +314,17 @@ void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t
 template <class T>
 void attention(const T* qkv, T* out, const int32_t* starts, const int32_t* contexts, const int32_t* tables, long rows,
                long table_width, const T* data, Layout at, int threads) {
-    const int per_tile = std::max<int>(1, TILE / (at.heads / at.kv_heads));
+    const int group = at.heads / at.kv_heads, per_tile = std::max<int>(1, TILE / group);
+    // Heads of one token that share a pass; each its own where there are too few rows to go round.
+    const int together = group <= MICRO && rows >= 2 * threads ? std::min<int>(at.kv_heads, TILE / group) : 1;
     std::vector<Unit> units;
     long work = 0;
     for (int r = 0; r < rows; r++) {
-        const int tokens = starts[r + 1] - starts[r];
+        const int tokens = starts[r + 1] - starts[r], heads = tokens == 1 ? together : 1;
         work += long(tokens) * contexts[r] * at.dim;
         for (int first = tokens - 1 - (tokens - 1) % per_tile; first >= 0; first -= per_tile)  // the longest first
-            for (int h = 0; h < at.kv_heads; h++) units.push_back({r, first, std::min(per_tile, tokens - first), h});
+            for (int h = 0; h < at.kv_heads; h += heads)
+                units.push_back({r, first, std::min(per_tile, tokens - first), h, std::min<int>(heads, at.kv_heads - h)});
     }
 #pragma omp parallel num_threads(threads) if (work > SERIAL)
     {
