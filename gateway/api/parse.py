@@ -9,7 +9,7 @@ from gateway.api.schemas.decode import decode_body
 from gateway.errors import ApiError
 from gateway.plane import Plane
 
-__all__ = ["parse_body"]
+__all__ = ["parse", "parse_body"]
 
 _BIG_BODY = 65_536
 """Larger bodies are parsed in a thread: a megabyte takes milliseconds that other streams would wait for."""
@@ -18,10 +18,15 @@ _BIG_BODY = 65_536
 async def parse_body(plane: Plane, request: DataRequest, kind: type[Any]) -> Any:
     """Decode, validate, and check the rules between fields."""
     _check_json(request)
-    if len(request.raw) > _BIG_BODY:
-        body = await plane.prompts.off_loop(lambda: decode_body(request.raw, kind))
+    return await parse(plane, request.raw, kind)
+
+
+async def parse(plane: Plane, raw: bytes, kind: type[Any]) -> Any:
+    """The same of a body that came otherwise than by HTTP."""
+    if len(raw) > _BIG_BODY:
+        body = await plane.prompts.off_loop(lambda: decode_body(raw, kind))
     else:
-        body = decode_body(request.raw, kind)
+        body = decode_body(raw, kind)
     body.check()
     return body
 

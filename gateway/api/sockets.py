@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,9 +28,9 @@ from gateway.api.answer import Answer
 from gateway.api.embeddings import VectorAnswer, embedding_order
 from gateway.api.generate import chat_order, completion_order
 from gateway.api.handler import arrival_of, new_request_id
+from gateway.api.parse import parse
 from gateway.api.schemas.chat import ChatRequest
 from gateway.api.schemas.completion import CompletionRequest
-from gateway.api.schemas.decode import decode_body
 from gateway.api.schemas.embedding import EmbeddingRequest
 from gateway.dispatch.redis import queue_error
 from gateway.errors import ApiError
@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 AUTH_WAIT_S = 10.0
 MAX_OPEN = 256
 """Requests open at once on one socket; the tenant's own limits come on top."""
-Id = str
+Id = Annotated[str, msgspec.Meta(max_length=256)]
+"""Of the client's choice; every event of the request repeats it."""
 
 
 class Auth(msgspec.Struct, tag_field="type", tag="auth"):
@@ -53,7 +54,7 @@ class Auth(msgspec.Struct, tag_field="type", tag="auth"):
 class Ask(msgspec.Struct, tag_field="type", tag="request"):
     """`path` is the route that the same body would be posted to."""
 
-    id: str
+    id: Id
     path: str
     body: msgspec.Raw
     resumable: bool = False
@@ -63,9 +64,9 @@ class Ask(msgspec.Struct, tag_field="type", tag="request"):
 class Resume(msgspec.Struct, tag_field="type", tag="resume"):
     """`request` goes on here, under this `id`, from the chunk of that index."""
 
-    id: str
+    id: Id
     request: str
-    start: int = msgspec.field(name="from", default=0)
+    start: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(name="from", default=0)
 
 
 class Kept(msgspec.Struct):
@@ -78,7 +79,7 @@ class Kept(msgspec.Struct):
 
 
 class Cancel(msgspec.Struct, tag_field="type", tag="cancel"):
-    id: str
+    id: Id
 
 
 _decoder = msgspec.json.Decoder(Auth | Ask | Resume | Cancel)
@@ -204,8 +205,7 @@ class StreamConsumer(AsyncWebsocketConsumer):
         if message.path not in _ROUTES:
             raise ApiError("not_found", f"'path' is one of {', '.join(_ROUTES)}.", param="path")
         kind, order_of = _ROUTES[message.path]
-        body = decode_body(bytes(message.body), kind)
-        body.check()
+        body = await parse(plane, bytes(message.body), kind)
         order, wish = await order_of(plane, arrival, principal, body)
         if message.resumable:
             if not order.stream:
@@ -231,7 +231,8 @@ class StreamConsumer(AsyncWebsocketConsumer):
         arrival.received -= max(0, arrival.received_ms - kept.received_ms) / 1000
         arrival.received_ms = kept.received_ms
         kind, order_of = _ROUTES[kept.path]
-        order, wish = await order_of(plane, arrival, principal, decode_body(kept.body.encode(), kind))
+        body = await parse(plane, kept.body.encode(), kind)
+        order, wish = await order_of(plane, arrival, principal, body)
         ticket = await plane.admission.adopt(arrival, principal, replace(order, ask=asked))
         ticket.flight.had = message.start
         await self._give(message.id, Answer(ticket, wish, plane.dispatcher), message.start)

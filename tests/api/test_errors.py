@@ -29,6 +29,11 @@ def check(response: httpx.Response, status: int, code: str | None = None) -> dic
     return error
 
 
+def called(type: str = "function", name: str = "f") -> dict[str, Any]:
+    """An assistant's message with a call."""
+    return {"role": "assistant", "tool_calls": [{"id": "c", "type": type, "function": {"name": name, "arguments": ""}}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -54,6 +59,7 @@ def check(response: httpx.Response, status: int, code: str | None = None) -> dic
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"²": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias"),
         ({"logit_bias": {"1": "a"}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"stop": ""}, "stop"),
@@ -71,6 +77,11 @@ def check(response: httpx.Response, status: int, code: str | None = None) -> dic
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "name": "<|im_start|>"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "name": ""}]}, "messages[0].name"),
+        ({"messages": [called(type="custom")]}, "messages[0].tool_calls[0].type"),
+        ({"messages": [called(name="")]}, "messages[0].tool_calls[0].function.name"),
+        ({"messages": [called(name="a b")]}, "messages[0].tool_calls[0].function.name"),
         ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -80,6 +91,7 @@ def check(response: httpx.Response, status: int, code: str | None = None) -> dic
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f\n"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -93,6 +105,7 @@ def check(response: httpx.Response, status: int, code: str | None = None) -> dic
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),
         ({"min_tokens": 2**64}, "min_tokens"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
         ({"top_k": 2**64}, "top_k"),
         ({"deadline_ms": 0}, "deadline_ms"),
         ({"model": None}, "model"),

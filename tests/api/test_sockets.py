@@ -178,7 +178,14 @@ async def test_a_silent_socket_is_closed(gateway: Gateway) -> None:
         assert await closed_with(socket) == 4408
 
 
-@pytest.mark.parametrize("message", ["", "{", "[]", '{"type":"dance"}', '{"type":"request","id":1}', b"\xff"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        *("", "{", "[]", '{"type":"dance"}', '{"type":"request","id":1}', b"\xff"),
+        '{"type":"request","id":"%s","path":"/v1/chat/completions","body":{}}' % ("x" * 257),
+        '{"type":"resume","id":"x","request":"r","from":-1}',
+    ],
+)
 async def test_a_malformed_message_closes(socket: ClientConnection, message: str | bytes) -> None:
     await socket.send(message)
     assert await closed_with(socket) == 4400

@@ -9,6 +9,9 @@ from tests.api.test_chat import ASK, ask
 from tests.api.test_errors import check
 from tests.harness import POOL
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "thing"}}}}}
+
 
 @pytest.mark.parametrize("text", ["", "Hello", "héllo 🌊", "<|im_end|>"])
 def test_there_and_back(client: httpx.Client, text: str) -> None:
@@ -18,7 +21,8 @@ def test_there_and_back(client: httpx.Client, text: str) -> None:
 
 
 def test_a_conversation_is_counted_as_it_is_billed(client: httpx.Client) -> None:
-    count = client.post("/tokenize", json={"model": POOL, "messages": ASK["messages"]}).json()["count"]
+    asked = {"model": POOL, "messages": ASK["messages"], "add_generation_prompt": None}
+    count = client.post("/tokenize", json=asked).json()["count"]
     assert count == ask(client).json()["usage"]["prompt_tokens"]
 
 
@@ -28,6 +32,10 @@ def test_what_is_wrong_is_named(client: httpx.Client) -> None:
         ({}, "prompt"),
         ({"prompt": 5}, "prompt"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
+        ({"messages": ASK["messages"], "tools": [TOOL, TOOL]}, "tools"),
+        ({"messages": ASK["messages"], "tools": [BAD_TOOL]}, "tools[0].function.parameters.properties.a.type"),
+        ({"prompt": "a", "tools": [TOOL]}, "tools"),
     ]:
         assert check(client.post("/tokenize", json={"model": POOL, **body}), 400)["param"] == param
     for tokens in ([-1], [10**7], ["a"], "a"):

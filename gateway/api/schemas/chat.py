@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from gateway.api.schemas.common import GenerationRequest, Positive, check_unconstrained, invalid, unsupported
+from gateway.api.schemas.common import (
+    GenerationRequest,
+    Positive,
+    check_lengths,
+    check_unconstrained,
+    invalid,
+    unsupported,
+)
 from gateway.api.schemas.messages import Message, check_tool_results
 from gateway.api.schemas.structured import (
     ResponseFormat,
@@ -48,6 +55,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         super().check()
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise invalid("max_tokens", "'max_tokens' and 'max_completion_tokens' disagree; send only the latter.")
+        check_lengths(self.min_tokens, self.token_limit)
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
         self._check_metadata()

@@ -9,10 +9,12 @@ from msgspec import Meta, Struct
 from gateway.errors import ApiError
 
 __all__ = [
+    "FunctionName",
     "GenerationRequest",
     "StreamOptions",
     "StructuredOutputs",
     "check_bias",
+    "check_lengths",
     "check_unconstrained",
     "invalid",
     "stops_of",
@@ -27,6 +29,8 @@ _OTHER_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar"
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1)]
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+"""Python's `$` alone would let a line feed follow."""
 Choice = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -101,6 +105,12 @@ class GenerationRequest(Struct, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
+def check_lengths(least: int | None, most: int | None) -> None:
+    """`min_tokens` against the limit of the same answer."""
+    if most is not None and (least or 0) > most:
+        raise invalid("min_tokens", f"'min_tokens' is more than the {most} tokens asked for.")
+
+
 def check_unconstrained(body: GenerationRequest) -> None:
     """A constrained answer ends where its grammar ends: neither sooner nor later."""
     for name in ("ignore_eos", "min_tokens"):
@@ -140,7 +150,7 @@ def check_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, floa
     checked = {}
     for key, value in bias.items():
         token = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
-        if not 0 <= token < vocab_size:
+        if not 0 <= token < vocab_size or str(token) != key:  # "05" and "5" would be one token twice
             raise invalid("logit_bias", f"'{key[:32]}' is not a token id of this model (0 to {vocab_size - 1}).")
         if not -100 <= value <= 100:
             raise invalid("logit_bias", "A bias is between -100 and 100.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from gateway.api.schemas.common import GenerationRequest, check_unconstrained, invalid, unsupported
-from gateway.api.schemas.structured import Wanted, wanted_by_extension
+from gateway.api.schemas.common import GenerationRequest, check_lengths, check_unconstrained, invalid, unsupported
+from gateway.api.schemas.structured import ResponseFormat, TextFormat, Wanted, wanted_by_extension
 
 __all__ = ["DEFAULT_MAX_TOKENS", "MAX_PROMPTS", "CompletionRequest"]
 
@@ -23,17 +23,25 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     suffix: str | None = None
+    # Of chat; ignored they would leave the answer unconstrained.
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
 
     def check(self) -> None:
         super().check()
         if self.suffix:
             raise unsupported("suffix", "the models here do not fill in the middle.")
+        if not isinstance(self.response_format, TextFormat | None):
+            raise unsupported("response_format", "use 'structured_outputs', or ask for a chat completion.")
+        if self.tools:
+            raise unsupported("tools", "ask for a chat completion.")
         if self.best_of is not None and self.best_of != (self.n or 1):
             if self.best_of < (self.n or 1):
                 raise invalid("best_of", "'best_of' must not be smaller than 'n'.")
             raise unsupported("best_of", "choose among 'n' answers yourself.")
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "'max_tokens' must be at least 1.")
+        check_lengths(self.min_tokens, self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS)
         if self.structured_outputs is not None:
             check_unconstrained(self)
         prompts = self.prompts()

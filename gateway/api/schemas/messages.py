@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from gateway.api.schemas.common import FunctionName
 from gateway.errors import ApiError
 
 __all__ = ["Message", "check_tool_results", "render"]
+
+Name = Annotated[str, Meta(pattern=r"^[^\s<|\\/>]{1,64}$(?!\n)")]
+"""Of who speaks. What OpenAI takes: nothing that a chat template could mistake for a mark of its own."""
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
@@ -43,33 +47,33 @@ AssistantPart = TextPart | RefusalPart
 
 class SystemMessage(Struct, tag_field="role", tag="system"):
     content: str | list[TextPart]
-    name: str | None = None
+    name: Name | None = None
 
 
 class DeveloperMessage(Struct, tag_field="role", tag="developer"):
     content: str | list[TextPart]
-    name: str | None = None
+    name: Name | None = None
 
 
 class UserMessage(Struct, tag_field="role", tag="user"):
     content: str | list[UserPart]
-    name: str | None = None
+    name: Name | None = None
 
 
 class CalledFunction(Struct):
-    name: str
+    name: FunctionName
     arguments: str
 
 
 class ToolCall(Struct):
     id: str
     function: CalledFunction
-    type: str = "function"
+    type: Literal["function"] = "function"
 
 
 class AssistantMessage(Struct, tag_field="role", tag="assistant"):
     content: str | list[AssistantPart] | None = None
-    name: str | None = None
+    name: Name | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: CalledFunction | None = None
@@ -83,7 +87,7 @@ class ToolMessage(Struct, tag_field="role", tag="tool"):
 
 class FunctionMessage(Struct, tag_field="role", tag="function"):
     content: str | None
-    name: str
+    name: FunctionName
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from engine.text.grammar import JSON_OPTIONS
 from engine.text.tools import CALL_CLOSE, CALL_OPEN
-from gateway.api.schemas.common import StructuredOutputs, invalid
+from gateway.api.schemas.common import FunctionName, StructuredOutputs, invalid
 from gateway.api.schemas.json_schema import checked_schema
 from gateway.api.schemas.tools import Calling, Function
 
@@ -20,7 +20,7 @@ MAX_CALLS: Final = 16
 
 
 class JsonSchema(Struct):
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: FunctionName
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None

@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.common import invalid
-from gateway.api.schemas.messages import Message
-from gateway.api.schemas.tools import FunctionTool
+from gateway.api.schemas.messages import Message, check_tool_results
+from gateway.api.schemas.tools import FunctionTool, calling
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 
@@ -20,12 +20,17 @@ class TokenizeRequest(Struct, kw_only=True):
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    """True if absent."""
+    return_token_strs: bool | None = None
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "Send either 'prompt' or 'messages'.")
+        if self.tools and self.messages is None:
+            raise invalid("tools", "'tools' go with 'messages'.")
+        check_tool_results(self.messages or [])
+        calling(self.tools, None, True)
 
 
 class DetokenizeRequest(Struct, kw_only=True):

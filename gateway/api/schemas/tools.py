@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.common import invalid
+from gateway.api.schemas.common import FunctionName, invalid
 from gateway.api.schemas.json_schema import checked_schema
 
 __all__ = ["Calling", "FunctionTool", "ToolChoice", "calling"]
@@ -21,7 +21,7 @@ _NOTHING: Final[dict[str, Any]] = {"type": "object", "properties": {}, "addition
 
 
 class Function(Struct):
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: FunctionName
     description: Annotated[str, Meta(max_length=MAX_DESCRIPTION)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
