@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import authenticate
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
 from gateway.local.folder import DataFolder
 from tenants import demo, keys
@@ -75,6 +75,26 @@ def test_what_is_printed_is_kept_where_up_keeps_it(settings: Any, tmp_path: Path
     assert folder.read(folder.credentials) == kept  # nothing new: what was made earlier stays
     assert authenticate(**kept["admin"]) is not None
     assert all(active(x["key"]) for x in kept["tenants"].values())
+
+
+@pytest.mark.django_db
+def test_the_credentials_of_another_database_are_not_overwritten(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    settings.SLUICE_DATA_DIR = tmp_path
+    folder = DataFolder(tmp_path)
+    folder.open()
+    folder.write(folder.environment, {"DATABASE_URL": "postgresql:///folders"})
+    kept = {"tenants": {"alpha": {"key": "sk-of-the-folder"}}}
+    folder.write(folder.credentials, kept)
+    monkeypatch.setenv("DATABASE_URL", "postgresql:///another")
+    rows = AuditEvent.objects.count()
+    with pytest.raises(CommandError, match="SLUICE_DATA_DIR"):
+        seed("--rotate")
+    assert folder.read(folder.credentials) == kept and AuditEvent.objects.count() == rows
+    monkeypatch.setenv("DATABASE_URL", "postgresql:///folders")
+    assert seed()["tenants"]["alpha"]["key"] == folder.read(folder.credentials)["tenants"]["alpha"]["key"]
 
 
 @pytest.mark.django_db

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from gateway.local.folder import DataFolder
@@ -25,8 +26,19 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         folder = DataFolder(settings.SLUICE_DATA_DIR)
+        _check_database(folder)
         with transaction.atomic():
             facts = seed(rotate=options["rotate"])
             if folder.made:
                 folder.keep(facts)  # a secret that can't be kept is not made
         self.stdout.write(json.dumps(facts, indent=None if options["json"] else 2))
+
+
+def _check_database(folder: DataFolder) -> None:
+    """Keys of another database would replace those that the folder's own stack knows, which no one has elsewhere."""
+    own = folder.read(folder.environment).get("DATABASE_URL")
+    if folder.made and own and own != os.environ.get("DATABASE_URL"):
+        raise CommandError(
+            f"DATABASE_URL is not that of {folder.path}, whose credentials.json would be overwritten; nothing was "
+            "changed. Set SLUICE_DATA_DIR to another folder, or leave DATABASE_URL to 'sluice manage seed_demo'."
+        )
