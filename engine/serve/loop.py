@@ -237,7 +237,8 @@ class StepLoop:
             link.nudge.set()
 
     def _credit(self, rooms: Mapping[int, Room]) -> dict[str, int]:
-        """Slots by tier name, and under "+" the rows kept for tenants that run little.
+        """Slots by tier name, and under "+" the rows that may be kept for light tenants: those whose requests, running
+        and queued, ask for no more rows than an equal share (see `engine.protocol.fair`).
 
         What a tier could evict is offered one step later, so that idle engines pull first.
         """
@@ -258,12 +259,18 @@ class StepLoop:
         return self._prepared_first(credit)
 
     def _prepared_first(self, credit: dict[str, int]) -> dict[str, int]:
-        """No more than may be under preparation: what waits for that here, others could not overtake any more."""
+        """No more than may be under preparation: what waits for that here, others could not overtake any more.
+
+        A pull spends a tier's slots and those under "+" apart, so both together may be no more than that.
+        """
         most = self.backend.capacity.max_preparing
         if not most:
             return credit
         left = most - self.roster.preparing
         cut = {tier: min(slots, left) for tier, slots in credit.items()} if left > 0 else {}
+        express = min(cut.pop("+", 0), left - max(cut.values(), default=0))
+        if express > 0:
+            cut["+"] = express
         self._held_back = self._held_back or cut != credit
         return cut
 

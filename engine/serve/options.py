@@ -118,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--no-prefix-cache", action="store_true", help="compute every prompt anew (to compare)")
     add("--whole-prefill", action="store_true", help="never split a prompt over several steps (to compare)")
-    add("--express-rows", type=int, default=-1, help="rows kept for tenants that run little (default: the scheduler's)")
+    add("--express-rows", type=int, default=-1, help="most rows kept for light tenants, whose requests ask for no more "
+        "rows than an equal share (default: the scheduler's, two for every eight)")  # fmt: skip
     add("--no-preemption", action="store_true", help="never evict running work for a better tier (to compare)")
     _add_watching(p)
     add(

@@ -20,10 +20,11 @@ from engine.serve.shadow import Divergence, compare
 __all__ = ["Broken", "Replay", "main"]
 
 _EPILOG = """examples:
-  sluice up --engine-options "--record engine.jsonl"    (or: sluice engine … --record engine.jsonl)
-  sluice replay engine.jsonl                            the plans come out the same, or the first difference is shown
-  sluice replay engine.jsonl --policy fcfs              what fcfs would have planned on the same views
-  sluice replay engine.jsonl --policy fcfs --policy priority    these two against each other
+  sluice up --engine-options "--record {engine}.jsonl"  (or: sluice engine … --record {engine}.jsonl); {engine} in the
+                                                        name becomes the engine's, as in ENGINE.jsonl below
+  sluice replay ENGINE.jsonl                            the plans come out the same, or the first difference is shown
+  sluice replay ENGINE.jsonl --policy fcfs              what fcfs would have planned on the same views
+  sluice replay ENGINE.jsonl --policy fcfs --policy priority    these two against each other
 
 exit status: 0 when every recorded plan came out the same, 1 when one did not, 2 for a recording that can't be read to
              its end (cut off, or not a recording)
