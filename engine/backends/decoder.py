@@ -22,6 +22,8 @@ __all__ = ["Decoder", "DecoderError", "Seen"]
 _WALL_SECONDS: Final = 30.0
 """On a machine so busy that the CPU time takes longer, decoding has failed as well."""
 _START_SECONDS: Final = 30.0
+_REASON_BYTES: Final = 1000
+"""More than any reason against an image is long."""
 
 Seen = Callable[[tuple[bytes, ...], str, str], None]
 """Called with the pixels of all images, or with none, a code and the reason why there are none."""
@@ -64,7 +66,7 @@ class Decoder:
     def __init__(self, settings: Mapping[str, int], workers: int) -> None:
         self._queue: PriorityQueue[tuple[int, int, int, _Job | None]] = PriorityQueue()
         self._numbers = itertools.count()
-        self._children = [_Child(json.dumps(dict(settings))) for _ in range(workers)]
+        self._children = [_Child(settings) for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._run, args=(child,), name="decoder", daemon=True) for child in self._children
         ]
@@ -108,31 +110,46 @@ class Decoder:
 class _Child:
     """A process that decodes, one image at a time. Starts on first use, and again after it had to be killed."""
 
-    def __init__(self, settings: str) -> None:
-        self._settings = settings
+    def __init__(self, settings: Mapping[str, int]) -> None:
+        self._settings = json.dumps(dict(settings))
+        self._pixels_bytes = settings["height"] * settings["width"] * 3
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        """Over a start and `kill`: what is started afterwards would outlive us."""
+        self._killed = False
 
     def pixels(self, image: bytes) -> tuple[bytes, str]:
         """The pixels, or none and the reason against it. Raises `DecoderError`."""
         process = self._process
         if process is None or process.poll() is not None:
             self.stop()
-            process = self._process = self._start()
+            process = self._start()
         try:
-            pipe = cast("IO[bytes]", process.stdin)
-            pipe.write(len(image).to_bytes(4, "big") + image)
-            pipe.flush()
-            head = _read(process, 5, _WALL_SECONDS)
-            answer = _read(process, int.from_bytes(head[1:], "big"), _WALL_SECONDS)
-        except (OSError, EOFError):  # killed by the kernel for its limits, or it ran out of our patience
+            deadline = time.monotonic() + _WALL_SECONDS
+            _write(process, len(image).to_bytes(4, "big") + image, deadline)
+            head = _read(process, 5, deadline)
+            answer = _read(process, self._length(head), deadline)
+            return (b"", answer.decode()) if head[0] else (answer, "")
+        except (OSError, EOFError, ValueError):
+            # Killed by the kernel for its limits, out of our patience, or a stranger's image speaks through it.
             self.stop()
+            if self._killed:
+                raise DecoderError("the engine stops") from None
             return b"", f"it takes more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to decode"
-        return (b"", answer.decode()) if head[0] else (answer, "")
+
+    def _length(self, head: bytes) -> int:
+        """Of the answer after this head. Raises ValueError for one that no sound process gives."""
+        status, length = head[0], int.from_bytes(head[1:], "big")
+        if (status == 0 and length == self._pixels_bytes) or (status == 1 and 0 < length <= _REASON_BYTES):
+            return length
+        raise ValueError(f"status {status} and {length} bytes")
 
     def kill(self) -> None:
-        """From another thread: what is under way fails at once."""
-        if (process := self._process) is not None:
-            process.kill()
+        """From another thread: what is under way fails at once, and nothing is started any more."""
+        with self._lock:
+            self._killed = True
+            if (process := self._process) is not None:
+                process.kill()
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -148,25 +165,41 @@ class _Child:
         # No secrets in its environment: it reads what strangers send.
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "engine.backends.pixels", self._settings]
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        except OSError as error:
-            raise DecoderError(str(error)) from error
-        try:
-            _read(process, 1, _START_SECONDS)
-        except (OSError, EOFError):
+        with self._lock:
+            if self._killed:
+                raise DecoderError("the engine stops")
+            try:
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            except OSError as error:
+                raise DecoderError(str(error)) from error
             self._process = process
+        os.set_blocking(cast("IO[bytes]", process.stdin).fileno(), False)
+        try:
+            _read(process, 1, time.monotonic() + _START_SECONDS)
+        except (OSError, EOFError):
             self.stop()
             raise DecoderError(f"its process ended with status {process.returncode}") from None
         return process
 
 
-def _read(process: subprocess.Popen[bytes], count: int, timeout_s: float) -> bytes:
+def _write(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    """All of it. Raises OSError when it ended, EOFError when it did not read in time."""
+    handle = cast("IO[bytes]", process.stdin).fileno()
+    poll = select.poll()
+    poll.register(handle, select.POLLOUT)
+    left = memoryview(data)
+    while left:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise EOFError
+        left = left[os.write(handle, left) :]
+
+
+def _read(process: subprocess.Popen[bytes], count: int, deadline: float) -> bytes:
     """So many bytes of its answer. Raises EOFError when it ended or took too long."""
     handle = cast("IO[bytes]", process.stdout).fileno()
     poll = select.poll()
     poll.register(handle, select.POLLIN)
-    deadline, data = time.monotonic() + timeout_s, bytearray()
+    data = bytearray()
     while len(data) < count:
         readable = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         chunk = os.read(handle, count - len(data)) if readable else b""

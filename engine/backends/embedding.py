@@ -13,7 +13,6 @@ from engine.backends.contract import Capacity, SequenceInput
 from engine.backends.one_shot import DTYPES, OneShot, dtype_of
 from engine.models.bert import Bert
 from engine.models.loading import open_encoder
-from engine.protocol.messages import ModelCard
 
 __all__ = ["Embedding", "create"]
 
@@ -21,12 +20,8 @@ _WAITING_TOKENS = 1 << 19
 """Tokens that may wait in the engine. They hold no memory to speak of; what is not pulled can go to another engine."""
 
 
-class Embedding(OneShot[tuple[int, ...]]):
+class Embedding(OneShot[tuple[int, ...], Bert]):
     """An encoder behind the backend contract. A slice is a whole text and ends it; its vector is in `extras`."""
-
-    def __init__(self, encoder: Bert, card: ModelCard, capacity: Capacity, *, threads: int, fingerprint: str) -> None:
-        super().__init__(card, capacity, threads=threads, fingerprint=fingerprint)
-        self._encoder = encoder
 
     @classmethod
     def load(
@@ -79,11 +74,11 @@ class Embedding(OneShot[tuple[int, ...]]):
             raise ValueError(f"a token id is outside the vocabulary of {self.card.vocab_size}")
         self._inputs[sequence.sequence] = sequence.tokens
 
-    def _rows(self, inputs: list[tuple[int, ...]]) -> Tensor:
+    def _rows(self, model: Bert, inputs: list[tuple[int, ...]]) -> Tensor:
         """Vectors [texts, dimensions]; texts of one length side by side share their attention."""
         order = sorted(range(len(inputs)), key=lambda one: len(inputs[one]))
         tokens_T = torch.tensor([token for one in order for token in inputs[one]])
-        vectors_BD = self._encoder.forward(tokens_T, [len(inputs[one]) for one in order])
+        vectors_BD = model.forward(tokens_T, [len(inputs[one]) for one in order])
         rows_BD = torch.empty_like(vectors_BD)
         rows_BD[torch.tensor(order)] = vectors_BD
         return rows_BD

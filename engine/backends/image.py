@@ -46,12 +46,11 @@ class Classifier(Protocol):
         ...
 
 
-class ImageClassifier(OneShot[bytes]):
+class ImageClassifier(OneShot[bytes, Classifier]):
     """An image model behind the backend contract. A slice is a whole image and ends it; its scores are in `extras`."""
 
     def __init__(self, model: Classifier, checkpoint: ImageCheckpoint, card: ModelCard, capacity: Capacity) -> None:
-        super().__init__(card, capacity, threads=torch.get_num_threads(), fingerprint=card.hash)
-        self._model = model
+        super().__init__(model, card, capacity, threads=torch.get_num_threads(), fingerprint=card.hash)
         self._many = checkpoint.many
         self._size = checkpoint.preprocessing
         self._decoder = Decoder(_settings(self._size), max(1, min(4, (os.cpu_count() or 1) // 4)))
@@ -100,9 +99,9 @@ class ImageClassifier(OneShot[bytes]):
             raise ValueError(f"the image is not {self._size.width} x {self._size.height} pixels")
         self._inputs[sequence.sequence] = sequence.pixels
 
-    def _rows(self, inputs: list[bytes]) -> Tensor:
+    def _rows(self, model: Classifier, inputs: list[bytes]) -> Tensor:
         """The scores of all classes [images, classes]; they sum to 1 unless classes don't exclude each other."""
-        logits_BK = self._model.forward(self._normalised(inputs))
+        logits_BK = model.forward(self._normalised(inputs))
         return logits_BK.sigmoid() if self._many else logits_BK.softmax(1)
 
     def _normalised(self, images: list[bytes]) -> Tensor:

@@ -18,6 +18,7 @@ __all__ = ["DTYPES", "OneShot", "dtype_of"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Input = TypeVar("Input")
+Model = TypeVar("Model")
 
 
 def dtype_of(name: str) -> str:
@@ -28,10 +29,11 @@ def dtype_of(name: str) -> str:
     return name
 
 
-class OneShot(ABC, Generic[Input]):
+class OneShot(ABC, Generic[Input, Model]):
     """Keeps what waits, computes the inputs that a plan names together, and puts their rows into `extras`."""
 
-    def __init__(self, card: ModelCard, capacity: Capacity, *, threads: int, fingerprint: str) -> None:
+    def __init__(self, model: Model, card: ModelCard, capacity: Capacity, *, threads: int, fingerprint: str) -> None:
+        self._model: Model | None = model
         self.card = card
         self.capacity = capacity
         self.threads = threads
@@ -39,10 +41,9 @@ class OneShot(ABC, Generic[Input]):
         self._inputs: dict[int, Input] = {}
         self._extras = Extras()
         self._thread = 0
-        self._closed = False
 
     @abstractmethod
-    def _rows(self, inputs: list[Input]) -> Tensor:
+    def _rows(self, model: Model, inputs: list[Input]) -> Tensor:
         """Float results [inputs, …], in the order of the inputs."""
 
     def execute(self, plan: StepPlan) -> StepOutcome:
@@ -58,10 +59,10 @@ class OneShot(ABC, Generic[Input]):
 
     def _compute(self, sequences: list[int]) -> tuple[tuple[int, str], ...]:
         """The sequences whose numbers overflowed, with the reason."""
-        if self._closed:
+        if self._model is None:
             raise RuntimeError("the backend is closed")
         with torch.inference_mode():
-            rows_BN = self._rows([self._inputs[sequence] for sequence in sequences])
+            rows_BN = self._rows(self._model, [self._inputs[sequence] for sequence in sequences])
             finite_B = rows_BN.isfinite().all(1).tolist()
         faults: list[tuple[int, str]] = []
         for sequence, row, finite in zip(sequences, rows_BN.tolist(), finite_B, strict=True):
@@ -78,6 +79,6 @@ class OneShot(ABC, Generic[Input]):
         return self._fingerprint
 
     def close(self) -> None:
-        self._closed = True
+        self._model = None
         self._inputs.clear()
         self._extras = Extras()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import struct
+import sys
+import time
+import weakref
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -17,6 +22,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from engine.backends import decoder
 from engine.backends.contract import SequenceInput
 from engine.backends.image import ImageClassifier
 from engine.backends.pixels import pixels
@@ -279,6 +285,58 @@ def test_a_killed_decoder_is_replaced(backend: ImageClassifier) -> None:
     assert all(c._process is None or c._process.pid != before for c in backend._decoder._children)
 
 
+def child_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> decoder._Child:
+    """A decoder's process that runs `code` instead, once it is ready."""
+    program = tmp_path / "child"
+    start = "import sys, time\nout = sys.stdout.buffer\nout.write(b'\\0')\nout.flush()\n"
+    program.write_text(f"#!{sys.executable}\n{start}{code}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(decoder.sys, "executable", str(program))
+    return decoder._Child(SIZE)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\0" + struct.pack(">I", 2**32 - 1),
+        b"\0" + struct.pack(">I", SIDE * SIDE * 3 + 1) + bytes(SIDE * SIDE * 3 + 1),
+        b"\1" + struct.pack(">I", 1001) + b"x" * 1001,
+        b"\2" + struct.pack(">I", 1) + b"x",
+        b"\1" + struct.pack(">I", 1) + b"\xff",
+    ],
+)
+def test_a_decoder_that_answers_nonsense_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    child = child_that(tmp_path, monkeypatch, f"out.write({answer!r})\nout.flush()\ntime.sleep(20)")
+    started = time.monotonic()
+    assert child.pixels(b"an image")[1].startswith("it takes more")
+    assert child._process is None and time.monotonic() - started < 15
+
+
+def test_a_decoder_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "_WALL_SECONDS", 0.2)
+    child = child_that(tmp_path, monkeypatch, "time.sleep(20)")
+    started = time.monotonic()
+    assert child.pixels(bytes(1 << 20))[1].startswith("it takes more")
+    assert child._process is None and time.monotonic() - started < 15
+
+
+def test_a_process_that_is_starting_does_not_outlive_its_decoder() -> None:
+    child = decoder._Child(SIZE)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(child.pixels, b"no image")
+        while (process := child._process) is None:
+            time.sleep(0.001)
+        child.kill()
+        with pytest.raises(decoder.DecoderError):
+            starting.result(timeout=20)
+    assert process.returncode is not None
+    with pytest.raises(decoder.DecoderError):
+        child.pixels(b"no image")
+    assert child._process is None
+
+
 @pytest.mark.slow
 def test_the_largest_image_fits_the_limits(backend: ImageClassifier) -> None:
     seen, _, reason = looked(backend, encoded(Image.new("RGB", (5000, 5000), (9, 9, 9)), "JPEG"))
@@ -323,5 +381,8 @@ def test_another_preprocessing_is_another_card(tmp_path: Path, backend: ImageCla
     settings = json.loads((vit_folder(tmp_path) / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"resample": 3}))
     other = ImageClassifier.load(tmp_path, threads=1, model=backend.card.model)
+    held = weakref.ref(other._model)
     other.close()
+    gc.collect()
+    assert held() is None, "a closed backend keeps no weights"
     assert other.card.hash != backend.card.hash
