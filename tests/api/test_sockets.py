@@ -118,7 +118,7 @@ async def test_cancel_frees_what_the_request_held(gateway: Gateway) -> None:
         request = (await receive(socket))["request"]
         assert (await receive(socket))["type"] == "chunk"
         await say(socket, type="cancel", id="long")
-        await until(lambda: open_requests(gateway.stack, "delta") == 0)
+        await until(lambda: open_requests(gateway.stack, "delta") == 0, 1.0)
         await until(lambda: outcomes(gateway.stack, request) and finals(gateway.stack, request))
         assert finals(gateway.stack, request)[0].reason == "abort"
         await ask(socket, "long")
@@ -132,7 +132,7 @@ async def test_a_dropped_socket_cancels_all_its_requests(gateway: Gateway) -> No
             await ask(socket, str(i), max_tokens=5000)
         await until(lambda: open_requests(gateway.stack, "delta") == 3)
         socket.transport.abort()
-        await until(lambda: open_requests(gateway.stack, "delta") == 0)
+        await until(lambda: open_requests(gateway.stack, "delta") == 0, 1.0)
 
 
 async def test_a_closing_handshake_cancels_all_its_requests(gateway: Gateway) -> None:
@@ -143,7 +143,7 @@ async def test_a_closing_handshake_cancels_all_its_requests(gateway: Gateway) ->
         await until(lambda: open_requests(gateway.stack, "delta") == 3)
         # This client reads no further, so it never sees the answer to its close; the server must not wait for it.
         closing = asyncio.create_task(socket.close())
-        await until(lambda: open_requests(gateway.stack, "delta") == 0)
+        await until(lambda: open_requests(gateway.stack, "delta") == 0, 1.0)
         socket.transport.abort()
         await closing
 

@@ -58,7 +58,7 @@ async def gone(stack: Stack, tenant: str, leave: Callable[[], Any]) -> None:
     """After `leave` everything that the tenant's requests held is free within a second."""
     await until(lambda: open_requests(stack, tenant) > 0)
     await leave()
-    await until(lambda: open_requests(stack, tenant) == 0)
+    await until(lambda: open_requests(stack, tenant) == 0, 1.0)
 
 
 async def test_the_client_leaves_a_stream(gateway: Gateway) -> None:
