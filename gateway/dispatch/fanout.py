@@ -41,10 +41,10 @@ class Fanout:
         if self._turn is None and deltas:
             self._take_turn()
 
-    async def room(self) -> None:
-        """Wait while too much waits."""
-        while len(self._waiting) > _MOST_WAITING:  # noqa: ASYNC110  (each turn of the loop hands a lot out)
-            await asyncio.sleep(0)
+    @property
+    def full(self) -> bool:
+        """Too much waits: give nothing more before some of it is handed out."""
+        return len(self._waiting) > _MOST_WAITING
 
     def _take_turn(self) -> None:
         waiting = self._waiting

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from engine.protocol.messages import Delta
 from gateway.dispatch.fanout import Fanout
+from gateway.dispatch.wire import Wire, pack
 
 __all__ = ["ReplyReader", "entries"]
 
@@ -24,7 +25,8 @@ _deltas = msgspec.msgpack.Decoder(list[Delta])
 
 
 class ReplyReader:
-    """Reads, hands out, trims what it has read. `redis` is a client of its own: a blocking read holds a connection."""
+    """Reads, hands out, trims what it has read. The next read is asked for before what came is handed out, so that
+    what comes meanwhile is on its way already."""
 
     def __init__(self, redis: Redis, stream: str, fanout: Fanout) -> None:
         self._redis, self._stream, self._fanout = redis, stream, fanout
@@ -34,38 +36,55 @@ class ReplyReader:
         """Until cancelled. A lost connection is retried; what the stream still holds is read from where it stood."""
         while True:
             try:
-                await self._read_on()
+                wire = await Wire.open(self._redis)
+                try:
+                    await self._read_on(wire)
+                finally:
+                    wire.close()
             except (RedisError, OSError) as error:
                 log.warning("reply stream: %s", error)
                 await asyncio.sleep(_RETRY_S)
 
-    async def _read_on(self) -> None:
-        """On one connection, without the client's layers around it: they cost more than what a small step brings."""
-        pool = self._redis.connection_pool
-        connection = await pool.get_connection()
-        try:
-            while True:
-                await self._read(connection)
-        finally:
-            # It may have been stopped between a question and its answer, which nobody else must get.
-            await connection.disconnect(nowait=True)
-            await pool.release(connection)
+    async def _read_on(self, wire: Wire) -> None:
+        """Until an answer is an error, which is raised."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def _read(self, connection: Any) -> None:
-        # The trim of the last batch rides on the next read: one round trip, and a crash between them loses nothing.
-        trim = ("XTRIM", self._stream, "MINID", _after(self._last))
-        read = ("XREAD", "COUNT", _COUNT, "BLOCK", _BLOCK_MS, "STREAMS", self._stream, self._last)
-        await connection.send_packed_command(connection.pack_commands((trim, read)), check_health=False)
-        await connection.read_response()
-        for entry, fields in _raw_entries(await connection.read_response()):
-            self._last = entry
-            try:
-                deltas = _deltas.decode(fields[fields.index(b"d") + 1])
-            except (ValueError, IndexError, msgspec.DecodeError) as error:
-                log.error("an entry of the reply stream can't be read: %s", error)
-                continue
-            self._fanout.give(deltas)
-        await self._fanout.room()
+        def ask() -> None:
+            if over.done():
+                return
+            if self._fanout.full:
+                asyncio.get_running_loop().call_soon(ask)  # each turn of the loop hands a lot out
+                return
+            # The trim of the last batch rides on the next read: one round trip, and a crash between them loses nothing.
+            trim = pack("XTRIM", self._stream, "MINID", _after(self._last))
+            read = pack("XREAD", "COUNT", _COUNT, "BLOCK", _BLOCK_MS, "STREAMS", self._stream, self._last)
+            wire.send(trim + read, (end, take))
+
+        def end(found: Any) -> None:
+            if isinstance(found, Exception) and not over.done():
+                over.set_exception(found)
+
+        def take(found: Any) -> None:
+            end(found)
+            if over.done():
+                return
+            entries = _raw_entries(found)
+            if entries:
+                self._last = entries[-1][0]
+            ask()
+            for _, fields in entries:
+                self._give(fields)
+
+        ask()
+        await over
+
+    def _give(self, fields: list[bytes]) -> None:
+        try:
+            deltas = _deltas.decode(fields[fields.index(b"d") + 1])
+        except (ValueError, IndexError, msgspec.DecodeError) as error:
+            log.error("an entry of the reply stream can't be read: %s", error)
+            return
+        self._fanout.give(deltas)
 
 
 def _after(entry: bytes) -> str:
