@@ -19,12 +19,14 @@ BACKENDS: Mapping[str, str] = {
 }
 """Name to module. The module has a function `create(**options) -> Backend`."""
 
-_ENVIRONMENT: Mapping[str, str] = {"GOMP_SPINCOUNT": "0", "THP_MEM_ALLOC_ENABLE": "1"}
+_ENVIRONMENT: Mapping[str, str] = {"GOMP_SPINCOUNT": "2000", "THP_MEM_ALLOC_ENABLE": "1"}
 """Read once, when torch is loaded; what the operator has set stays.
 
-Threads that wait for each other sleep at once: spinning (the default) gains microseconds on an idle machine, but with
-any busy neighbour it burns the very core the other thread waits for, and steps take many times as long. Weights and KV
-lie in huge pages where the system offers them: attention over scattered blocks then takes a fifth less.
+Threads that wait for each other spin for some tens of microseconds, then sleep. A step has hundreds of such waits, and
+waking takes longer than most of them: sleeping at once cost a step of two threads a quarter, with busy neighbours more.
+Spinning for long (the default) burns the very core that the other thread waits for: 248 ms instead of 136 on two busy
+cores. Weights and KV lie in huge pages where the system offers them: attention over scattered blocks then takes a fifth
+less.
 """
 
 

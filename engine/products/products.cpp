@@ -37,6 +37,7 @@ constexpr int FLOAT_DEPTH = 384;       // inputs of a panel that stay in the fir
 constexpr int DEPTH = 24;              // blocks of an unpacked panel that stay in the first cache
 constexpr float TINY = 1e-36f;         // what is smaller rounds to nothing: 127 over it would overflow
 constexpr long PARTS = 4;              // of the panels, for each thread
+constexpr long PART = 1 << 20;         // multiplications that are worth a part
 constexpr long SERIAL = 1 << 19;       // multiplications below which waking threads costs more than it saves
 
 struct bf16 { uint16_t bits; };
@@ -422,15 +423,13 @@ long next_call() {
 // parts as they get done: one that a neighbour keeps off its core holds up no more than the part it has.
 template <class Body>
 void share(long rows, int group, const Weights& w, Body body) {
-    const long groups = (rows + group - 1) / group, panels = w.panels();
-#pragma omp parallel if (rows * w.outputs * w.inputs > SERIAL)
-    {
-        const long threads = omp_get_num_threads(), parts = threads == 1 ? 1 : std::min(panels, PARTS * threads);
-#pragma omp for schedule(dynamic) nowait
-        for (long i = 0; i < groups * parts; i++) {
-            const long first = i / parts * group, part = i % parts;
-            body(i / parts, first, std::min<long>(group, rows - first), panels * part / parts, panels * (part + 1) / parts);
-        }
+    const long groups = (rows + group - 1) / group, panels = w.panels(), work = rows * w.outputs * w.inputs;
+    const long threads = work > SERIAL ? omp_get_max_threads() : 1;
+    const long parts = threads == 1 ? 1 : std::min(panels, threads * std::clamp(work / groups / threads / PART, 1L, PARTS));
+#pragma omp parallel for schedule(dynamic) if (threads > 1)
+    for (long i = 0; i < groups * parts; i++) {
+        const long first = i / parts * group, part = i % parts;
+        body(i / parts, first, std::min<long>(group, rows - first), panels * part / parts, panels * (part + 1) / parts);
     }
 }
 

@@ -165,12 +165,8 @@ class Stack:
         return replace(spec, hopeless=_ENGINE_HOPELESS)
 
     def _openmp(self) -> dict[str, str]:
-        """Has to stand before the process starts. Barriers that spin while a neighbour needs the core cost more than
-        they save (a decode step of two threads on two busy cores: 248 ms spinning, 136 ms not)."""
-        threads, options = self.options.engine_threads, self.options
-        engines = options.engines + bool(options.embedding_model)
-        spinning = {} if threads * engines < cores() else {"GOMP_SPINCOUNT": "0"}
-        return {"OMP_NUM_THREADS": str(threads), **spinning}
+        """Has to stand before the process starts."""
+        return {"OMP_NUM_THREADS": str(self.options.engine_threads)}
 
     def metering(self) -> Spec:
         return self._python("metering", 3, ["-m", "django", "settle"])
