@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from gateway.api.frames import (
     error_frame,
 )
 from gateway.api.idempotency import keep as keep_result
+from gateway.api.protocol import Lane
 from gateway.api.schemas.tools import Calling
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
@@ -110,11 +111,14 @@ class Answer:
         await self._finished("application/json", [body])
         return body
 
-    async def events(self, batch: list[Delta]) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; what fails after the first byte is said in the last one."""
+    async def events(self, batch: list[Delta], lane: Lane | None = None) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events; what fails after the first byte is said in the last one. What `lane` takes
+        is not yielded any more."""
         self._flight.consumer = asyncio.current_task()
         reply, frames = self._flight.reply, self._frames()
         keep = self.ticket.order.claim is not None
+        if lane is not None:
+            reply.sink = self._sink(frames, lane, keep)
         try:
             while True:
                 sent = self._encode(frames, batch) if batch else b"" if reply.ended else KEEP_ALIVE
@@ -129,10 +133,26 @@ class Answer:
             self._failed(200, error)
             yield error_frame(error)
             return
+        finally:
+            reply.sink = None
         last = self._last(frames)
         self.kept.append(last)
         await self._finished(EVENT_STREAM, self.kept)
         yield last
+
+    def _sink(self, frames: ChatFrames | CompletionFrames, lane: Lane, keep: bool) -> Callable[[list[Delta]], bool]:
+        """Sends deltas that come while `events` waits for them, without waking its task for each."""
+
+        def sink(batch: list[Delta]) -> bool:
+            if not lane.open:
+                return False
+            if sent := self._encode(frames, batch):
+                if keep:
+                    self.kept.append(sent)
+                lane.write(sent)
+            return True
+
+        return sink
 
     def close(self, error: BaseException | None = None) -> None:
         """The client's side is over. If it ended early the engine is told, and the outcome says so."""

@@ -108,7 +108,7 @@ async def _answer(
         answer.close(error)
         raise
     headers |= {**_STREAM_HEADERS, "server-timing": answer.timing(ended=False)}
-    response = EventStream(answer.events(first), EVENT_STREAM, headers)
+    response = EventStream(answer.events(first, request.lane), EVENT_STREAM, headers)
     # Also when the client leaves before the first event is asked for and the generator never runs.
     response._resource_closers.append(answer.close)  # type: ignore[attr-defined]
     return response

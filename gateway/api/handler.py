@@ -18,6 +18,7 @@ from django.urls import ResolverMatch, get_resolver
 
 from gateway.admission.admission import Arrival
 from gateway.api.body import Disconnected, read_body
+from gateway.api.protocol import LANE, Lane
 from gateway.api.responses import EventStream, error_response
 from gateway.api.schemas.classify import MAX_BODY_BYTES
 from gateway.errors import ApiError
@@ -42,6 +43,12 @@ class DataRequest(ASGIRequest):
     urlconf = "gateway.urls_data"
     arrival: Arrival
     raw: bytes
+
+    @property
+    def lane(self) -> Lane | None:
+        """The short way to the client, under a server that has it."""
+        lane: Lane | None = (self.scope.get("extensions") or {}).get(LANE)
+        return lane
 
 
 class DataHandler(ASGIHandler):

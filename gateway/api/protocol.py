@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import ApiError
 
-__all__ = ["HEAD_TIMEOUT_S", "MAX_HEADER_BYTES", "JsonErrors"]
+__all__ = ["HEAD_TIMEOUT_S", "LANE", "MAX_HEADER_BYTES", "JsonErrors", "Lane"]
 
 MAX_HEADER_BYTES = 65_536
 """The parser itself would take headers of any size, and keep a header that never ends for ever."""
 HEAD_TIMEOUT_S = 30.0
 """From a connection's start, or a later request's first byte, to the end of the request's headers."""
+LANE = "gateway.lane"
+"""Name of the ASGI extension under which a request's scope has its `Lane`."""
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+
+class Lane:
+    """Straight to the client of one answer whose head was sent, for a part that need not be waited for.
+
+    The server's `send` is a coroutine that looks at the state of the whole protocol: for each event of a stream that
+    is half of what the event costs.
+    """
+
+    __slots__ = ("_cycle", "_flow", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._flow, self._transport = cycle, cycle.flow, cycle.transport
+
+    @property
+    def open(self) -> bool:
+        """The client takes more, and a part can only be a chunk. Else use `send`, which waits for the client."""
+        cycle = self._cycle
+        return bool(
+            cycle.chunked_encoding
+            and cycle.response_started
+            and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
+        )
+
+    def write(self, part: bytes) -> None:
+        """A part of the body, not empty."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 class JsonErrors(HttpToolsProtocol):
@@ -137,8 +166,11 @@ class JsonErrors(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_arrived()
         self.scope["method"] = self.parser.get_method().decode("ascii")
-        if not self._declines():
-            super().on_headers_complete()
+        if self._declines():
+            return
+        super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # else it became a WebSocket
+            cast("dict[str, Any]", self.scope)["extensions"] = {LANE: Lane(self.cycle)}
 
     def on_message_complete(self) -> None:
         if not self._declines():

@@ -23,6 +23,7 @@ class Reply:
         "_failure",
         "_next",
         "_open",
+        "_patience_s",
         "_pending",
         "_timer",
         "_waiter",
@@ -37,6 +38,7 @@ class Reply:
         "prefill_s",
         "queued_s",
         "request",
+        "sink",
     )
 
     def __init__(self, request: str, choices: int, n: int = 1, limit: int = MAX_PENDING) -> None:
@@ -53,11 +55,14 @@ class Reply:
         self.queued_s: float | None = None
         self.prefill_s: float | None = None
         self.on_overflow: Callable[[], Any] | None = None
+        self.sink: Callable[[list[Delta]], bool] | None = None
+        """Gets what comes while the consumer waits, and may take it in its place: a task that is woken for each delta
+        costs more than the delta. False: the consumer shall have it. The end is always the consumer's."""
         self._next = [0] * choices
         self._open = set(range(choices))
         self._pending: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._wake_at = inf
+        self._patience_s = self._wake_at = inf
         self._timer: asyncio.TimerHandle | None = None
         self._failure: ApiError | None = None
 
@@ -142,13 +147,24 @@ class Reply:
 
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        if waiter is None or waiter.done():
+            return
+        try:
+            sunk = self.sink is not None and self._pending and not self.ended and self.sink(self._pending)
+        except Exception as error:  # who feeds has other requests to feed
+            waiter.set_exception(error)
+            return
+        if sunk:
+            self._pending.clear()
+            self._wake_at = waiter.get_loop().time() + self._patience_s
+        else:
             waiter.set_result(None)
 
     def _set_alarm(self, loop: asyncio.AbstractEventLoop, timeout_s: float | None) -> None:
         """One timer serves all waits of a stream: when it goes off before `_wake_at` it is set again. A timer for each
         delta would add a tenth to what a delta costs."""
-        self._wake_at = loop.time() + timeout_s if timeout_s is not None else inf
+        self._patience_s = timeout_s if timeout_s is not None else inf
+        self._wake_at = loop.time() + self._patience_s
         if timeout_s is None:
             return
         if self._timer is not None and self._timer.when() > self._wake_at:

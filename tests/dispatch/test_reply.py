@@ -125,3 +125,59 @@ def test_whatever_is_repeated_each_token_comes_once(data: st.DataObject) -> None
         return got
 
     assert asyncio.run(run()) == texts
+
+
+def sinking(takes: bool = True) -> tuple[Reply, list[str]]:
+    """A reply with a sink, and the texts that it got."""
+    reply, got = Reply("r", 1), list[str]()
+
+    def sink(batch: list[Delta]) -> bool:
+        got.extend(d.text for d in batch)
+        return takes
+
+    reply.sink = sink
+    return reply, got
+
+
+async def test_a_sink_gets_what_comes_while_the_consumer_waits_and_the_consumer_the_end() -> None:
+    reply, sunk = sinking()
+    reply.feed(delta(0, "a"))  # nobody waits yet: in its turn
+    assert [d.text for d in await reply.get()] == ["a"]
+    waiting = asyncio.create_task(reply.get())
+    await asyncio.sleep(0)
+    reply.feed(delta(1, "b"))
+    reply.feed(delta(2, "c"))
+    await asyncio.sleep(0)
+    assert sunk == ["b", "c"] and not waiting.done()
+    reply.feed(delta(3, "d", finish="stop", last=True))
+    assert [d.text for d in await waiting] == ["d"] and sunk == ["b", "c"]
+
+
+async def test_what_a_sink_does_not_take_the_consumer_has_whole_and_in_order() -> None:
+    reply, _ = sinking(takes=False)
+    waiting = asyncio.create_task(reply.get())
+    await asyncio.sleep(0)
+    reply.feed(delta(0, "a"))
+    reply.feed(delta(1, "b"))
+    assert [d.text for d in await waiting] == ["a", "b"]
+
+
+async def test_a_sink_that_fails_fails_its_consumer_and_not_who_feeds() -> None:
+    reply = Reply("r", 1)
+    reply.sink = lambda batch: 1 // 0 > 0
+    waiting = asyncio.create_task(reply.get())
+    await asyncio.sleep(0)
+    reply.feed(delta(0, "a"))
+    with pytest.raises(ZeroDivisionError):
+        await waiting
+
+
+async def test_silence_is_counted_from_what_a_sink_took_last() -> None:
+    reply, sunk = sinking()
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.create_task(reply.get(0.1))
+    await asyncio.sleep(0.07)
+    reply.feed(delta(0, "a"))
+    fed = loop.time()
+    assert await waiting == [] and sunk == ["a"]
+    assert loop.time() - fed > 0.09
