@@ -46,7 +46,7 @@ class SchedulerConfig:
     prefix_cache: bool = True
     preempt: bool = True
     express_rows: int = -1
-    """Most rows that the queue may keep free for light tenants, so that a flood can't fill them all (-1: two of every eight)."""
+    """Most rows that the queue may keep for light tenants, so that a flood can't fill them all (-1: 2 of every 8)."""
     min_stay_s: float = 0.25
     """A sequence that was just started or restored can't be evicted for this long, unless memory runs out."""
     aging_every: int = 16

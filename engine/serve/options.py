@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-prefix-cache", action="store_true", help="compute every prompt anew (to compare)")
     add("--whole-prefill", action="store_true", help="never split a prompt over several steps (to compare)")
     add("--express-rows", type=int, default=-1, help="most rows kept for light tenants, whose requests ask for no more "
-        "rows than an equal share (default: the scheduler's, two for every eight)")  # fmt: skip
+        "rows than an equal share (default: the scheduler's, 2 of every 8)")  # fmt: skip
     add("--no-preemption", action="store_true", help="never evict running work for a better tier (to compare)")
     _add_watching(p)
     add(
