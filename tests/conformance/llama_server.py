@@ -14,7 +14,7 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,9 @@ def ask(headers: dict[str, str], route: str, body: Json) -> tuple[int, Json]:
 def key_headers(given: Any) -> dict[str, str]:
     """The test's key becomes ours; a wrong one stays wrong."""
     sent = {name: value for name, value in given.items() if name.lower() not in _HOP}
-    named = given.get("Authorization")
-    if FLAGS.api_key is None or named == f"Bearer {FLAGS.api_key}":
-        sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
+    named = {given.get("Authorization"), f"Bearer {given.get('X-Api-Key')}"}
+    if FLAGS.api_key is None or f"Bearer {FLAGS.api_key}" in named:
+        sent = {name: value for name, value in sent.items() if name.lower() not in ("authorization", "x-api-key")}
         sent["Authorization"] = f"Bearer {_KEY}"
     return sent
 
@@ -109,22 +109,22 @@ def native(headers: dict[str, str], body: Json) -> Json:
     return sent
 
 
-def prompt_of(headers: dict[str, str], prompt: Any) -> Any:
-    """Its mixed forms, as the uniform lists that our route takes."""
+def prompt_of(headers: dict[str, str], prompt: Any, model: str = _MODEL) -> Any:
+    """Its mixed forms, as the uniform lists that our routes take."""
     if isinstance(prompt, dict) and set(prompt) == {"prompt_string"}:
         return prompt["prompt_string"]
     if not isinstance(prompt, list) or all(isinstance(p, int) for p in prompt):
         return prompt
     if any(isinstance(p, int) for p in prompt):  # one sequence of ids and texts
-        return [i for p in prompt for i in ([p] if isinstance(p, int) else ids_of(headers, p))]
-    each = [prompt_of(headers, p) for p in prompt]
-    return each if all(isinstance(p, str) for p in each) else [ids_of(headers, p) for p in each]
+        return [i for p in prompt for i in ([p] if isinstance(p, int) else ids_of(headers, p, model))]
+    each = [prompt_of(headers, p, model) for p in prompt]
+    return each if all(isinstance(p, str) for p in each) else [ids_of(headers, p, model) for p in each]
 
 
-def ids_of(headers: dict[str, str], text: Any) -> Any:
+def ids_of(headers: dict[str, str], text: Any, model: str = _MODEL) -> Any:
     if not isinstance(text, str):
         return text
-    return ask(headers, "tokenize", {"model": _MODEL, "prompt": text})[1]["tokens"]
+    return ask(headers, "tokenize", {"model": model, "prompt": text})[1]["tokens"]
 
 
 def biases(headers: dict[str, str], given: Any) -> Any:
@@ -138,20 +138,18 @@ def biases(headers: dict[str, str], given: Any) -> Any:
     return result
 
 
-def embedding(body: Json) -> Json:
-    """An entry's text may be wrapped in an object there."""
+def embedding(headers: dict[str, str], body: Json) -> Json:
+    """An entry's text may be wrapped in an object there, and texts and ids be mixed."""
 
     def text(entry: Any) -> Any:
         parts = entry.get("content") if isinstance(entry, dict) else None
         if isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in parts):
             return "".join(p["text"] for p in parts)
-        return entry["prompt_string"] if isinstance(entry, dict) and set(entry) == {"prompt_string"} else entry
+        return entry
 
     given = body.get("input")
-    return dict(body) | {
-        "model": _EMBEDDING_MODEL,
-        "input": [text(e) for e in given] if isinstance(given, list) else text(given),
-    }
+    plain = [text(e) for e in given] if isinstance(given, list) else text(given)
+    return dict(body) | {"model": _EMBEDDING_MODEL, "input": prompt_of(headers, plain, _EMBEDDING_MODEL)}
 
 
 # -- answers: ours under llama-server's names -------------------------------------------------------------------------
@@ -189,6 +187,26 @@ def native_events(lines: Iterator[bytes]) -> Iterator[bytes]:
             last = {"content": "", "stop": True, "tokens": [], "truncated": False, "has_new_line": "\n" in text}
             last |= {"stop_type": _stop_type(reason), "timings": _counts(chunk["usage"])}
             yield b"data: " + json.dumps(last).encode() + b"\n\n"
+
+
+def chat_events(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The role comes in an event of its own there, before any text."""
+    for line in lines:
+        chunk = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+        for choice in chunk.get("choices", ()):
+            delta = choice["delta"]
+            if "role" in delta and delta.get("content"):
+                alone = {"delta": {"role": delta.pop("role"), "content": None}, "logprobs": None}
+                yield b"data: " + json.dumps(chunk | {"choices": [choice | alone]}).encode() + b"\n\n"
+                line = b"data: " + json.dumps(chunk).encode() + b"\n"
+        yield line
+
+
+def error_named(status: int, answer: Json) -> Json:
+    """A wrong key is an invalid request here, and has a type of its own there."""
+    if status == 401:
+        answer["error"]["type"] = "authentication_error"
+    return answer
 
 
 def _stop_type(reason: str | None) -> str:
@@ -251,10 +269,12 @@ class Handler(BaseHTTPRequestHandler):
         match route:
             case "/completion" | "/completions":
                 self._native(headers, body)
+            case "/chat/completions" | "/v1/chat/completions" if body.get("stream"):
+                self._stream(headers, "/chat/completions", generation(body), chat_events)
             case "/chat/completions" | "/v1/chat/completions" | "/v1/completions":
                 self._post(headers, route.removeprefix("/v1"), generation(body))
             case "/embeddings" | "/v1/embeddings":
-                self._post(headers, "/embeddings", embedding(body))
+                self._post(headers, "/embeddings", embedding(headers, body))
             case "/chat/completions/input_tokens":
                 status, answer = ask(headers, "tokenize", {"model": _MODEL, "messages": body.get("messages")})
                 self._json(status, {"input_tokens": answer["count"]} if status == 200 else answer)
@@ -275,16 +295,23 @@ class Handler(BaseHTTPRequestHandler):
         self._forward()
 
     def _native(self, headers: dict[str, str], body: Json) -> None:
-        sent = json.dumps(native(headers, body)).encode()
-        upstream = Upstream("POST", f"{_BASE.path}/completions", headers, sent)
+        sent = native(headers, body)
+        if body.get("stream"):
+            self._stream(headers, "/completions", sent, native_events)
+            return
+        status, answer = ask(headers, "completions", sent)
+        self._json(status, native_answer(answer) if status == 200 else error_named(status, answer))
+
+    def _stream(
+        self, headers: dict[str, str], route: str, sent: Json, events: Callable[[Iterator[bytes]], Iterator[bytes]]
+    ) -> None:
+        upstream = Upstream("POST", _BASE.path + route, headers, json.dumps(sent).encode())
         if upstream.status != 200:
             self._relay(upstream)
-        elif not body.get("stream"):
-            self._json(200, native_answer(json.loads(upstream.response.read())))
-        else:
-            self._head(200, {"content-type": "text/event-stream"})
-            for event in native_events(iter(upstream.response.readline, b"")):
-                self._write(event)
+            return
+        self._head(200, {"content-type": "text/event-stream"})
+        for event in events(iter(upstream.response.readline, b"")):
+            self._write(event)
 
     def _tokenize(self, headers: dict[str, str], body: Json) -> None:
         asked = {"model": _MODEL, "prompt": body.get("content"), "return_token_strs": bool(body.get("with_pieces"))}
