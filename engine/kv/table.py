@@ -30,6 +30,13 @@ class Table:
         self.node: Node | None = path[-1] if path else None
         self.diverged = False
 
+    def shared(self, refs: Sequence[int]) -> int:
+        """How many of its blocks others hold too: the first ones, as who holds a block holds all before it (P1)."""
+        blocks = self.blocks
+        if not blocks or refs[blocks[0]] < 2:  # the usual case
+            return 0
+        return next((count for count, block in enumerate(blocks) if refs[block] < 2), len(blocks))
+
     def index(self, pool: BlockPool, tokens: Sequence[int], computed: int) -> None:
         """Publish the blocks that are full and computed, so that others may start on them."""
         size = pool.block_size

@@ -7,7 +7,7 @@ head, so that the late ones at the front of a stream don't hide those behind the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from engine.scheduler.sequence import Sequence
 
@@ -57,9 +57,9 @@ class Backlog:
             if not queue:
                 del self._queues[key]
 
-    def heads(self) -> list[Iterator[Sequence]]:
-        """One iterator per queue; the first of each is its head."""
-        return [iter(queue) for queue in self._queues.values()]
+    def heads(self, tiers: Container[int]) -> list[Iterator[Sequence]]:
+        """One iterator per queue of these tiers; the first of each is its head."""
+        return [iter(queue) for key, queue in self._queues.items() if key[0] in tiers]
 
     def oldest(self, tier: int) -> int:
         """Number of the longest-waiting sequence of a tier."""
@@ -68,6 +68,3 @@ class Backlog:
     def tiers(self) -> list[int]:
         """Tiers with anything waiting, best first."""
         return sorted(self._by_tier)
-
-    def count(self, tier: int) -> int:
-        return self._by_tier.get(tier, 0)

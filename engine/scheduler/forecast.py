@@ -51,9 +51,13 @@ class Outlook:
         """`members` are (remaining, held) tokens; `shared` tokens are held by several; `capacity` is the whole pool."""
         self._members = sorted(((-remaining, held) for remaining, held in members))
         self._shared, self._capacity = shared, capacity
+        self._bound = shared + sum(held - negative for negative, held in self._members)
+        """No peak is higher: that of all when the last token of each is made and none has ended."""
 
     def fits(self, remaining: int, held: int) -> bool:
         """Does the peak stay within the pool with one more?"""
+        if self._bound + held + remaining <= self._capacity:
+            return True
         members = self._members.copy()
         insort(members, (-remaining, held))
         total = self._shared
@@ -65,3 +69,4 @@ class Outlook:
 
     def add(self, remaining: int, held: int) -> None:
         insort(self._members, (-remaining, held))
+        self._bound += held + remaining

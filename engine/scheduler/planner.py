@@ -6,17 +6,17 @@ A planner lives for one plan. It reads the scheduler's state and spends from a f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.kv.table import blocks_for
 from engine.scheduler.contract import Accounts
 from engine.scheduler.cost import Load
 from engine.scheduler.forecast import Outlook
 from engine.scheduler.ledger import Ledger
-from engine.scheduler.policies.base import Policy, View
-from engine.scheduler.preemption import Victims, cheapest
+from engine.scheduler.policies.base import Key, Policy, View
+from engine.scheduler.preemption import TIER, Victims, cheapest
 from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.step import BlockCopy, Drop, Extend, Park, Restore, Slice, Start, StepPlan
 from engine.scheduler.window import BatchWindow, buckets
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Planner"]
 
+Candidate = tuple[Key, int, Sequence, Iterator[Sequence] | None, int]
+"""Key; arrival number; who; what waits behind it; what was asked for the key: band and kind, urgency (1), ties (2)."""
+
 _TRIES = 8
 """Candidates that may fail to fit before the plan stops looking: bounds plan time under memory pressure."""
 
@@ -34,13 +37,15 @@ class Planner:
     def __init__(self, scheduler: Scheduler, policy: Policy, now: float, accounts: Accounts | None) -> None:
         self._s, self._policy, self._config = scheduler, policy, scheduler.config
         config = scheduler.config
-        self._view = View(now, config, scheduler.cost, scheduler.book, scheduler.backlog, self._hit)
+        facts = (now, config, scheduler.cost, scheduler.book, scheduler.backlog, self._hit)
+        self._view, self._opening = View(*facts), View(*facts)  # the second one stays as it was before any charge
         self._victims = Victims(scheduler, self._view)
         self._now, self._size = now, config.block_size
         self._ledger = Ledger(
             scheduler.device, scheduler.host, config.max_rows - len(scheduler.running), config.max_step_tokens
         )
         self._slices: dict[int, Slice] = {}
+        self._behind: list[Sequence] = []  # running, with more than one token to compute
         self._starts: list[Start] = []
         self._extends: dict[int, Extend] = {}
         self._copies: list[BlockCopy] = []
@@ -59,8 +64,7 @@ class Planner:
 
     def build(self) -> StepPlan:
         self._relieve()
-        self._decode()
-        self._spare_s = self._spare()
+        self._spare_s = self._spare(self._decode())
         self._open_window()
         self._catch_up()
         return StepPlan(
@@ -81,12 +85,14 @@ class Planner:
 
         Two steps, because blocks that a swap frees can be spent only in the next one.
         """
-        size, ledger = self._size, self._ledger
-        growing = [s for s in self._s.running.values() if s.known >= len(s.table.blocks) * size and not s.one_shot]
+        size, ledger, running = self._size, self._ledger, self._s.running
+        if len(running) <= ledger.device.available:
+            return
+        growing = [s for s in running.values() if s.known >= len(s.table.blocks) * size and not s.one_shot]
         if len(growing) <= ledger.device.available:
             return
         self._pressed = True
-        keep = min(self._s.running.values(), key=lambda s: (self._policy.band(s, self._view), s.number))
+        keep = min(running.values(), key=lambda s: (self._policy.band(s, self._view), s.number))
         short = {s.number for s in growing}
         for victim in self._victims.under_pressure(keep):
             if len(short) <= ledger.device.available + ledger.coming:
@@ -94,38 +100,38 @@ class Planner:
             short.discard(victim.number)
             self._park(victim)
 
-    def _decode(self) -> None:
-        """A row for every running sequence that is one token behind."""
-        slices, device, size = self._slices, self._ledger.device, self._size
-        parks = self._parks
-        context = 0
+    def _decode(self) -> dict[float, float]:
+        """A row for every running sequence that is one token behind. When the first of them is due, by TPOT."""
+        slices, device, size, parks = self._slices, self._ledger.device, self._size, self._parks
+        context, dues = 0, {inf: inf}
         for number, s in self._s.running.items():
-            start = s.computed
-            if s.known - start != 1 or not s.generated or number in parks:
+            if number in parks:
                 continue
-            if start == len(s.table.blocks) * size:
+            start = s.computed
+            if s.known - start != 1 or not s.generated:
+                if s.prefilling:
+                    self._behind.append(s)
+                continue
+            if not start % size and start == len(s.table.blocks) * size:
                 if not device.available:
                     continue
                 self._extends[number] = Extend(number, device.take(1))
             slices[number] = Slice(number, start, 1, True)
-            context += s.known
-        self._context = context
+            context += start
+            if s.due_s < dues.get(s.tpot_s, inf):
+                dues[s.tpot_s] = s.due_s
+        self._context = context + len(slices)
         self._ledger.tokens -= len(slices)
+        return dues
 
-    def _spare(self) -> float:
+    def _spare(self, dues: dict[float, float]) -> float:
         """Seconds left for prefill in this step: what keeps every decode within its TPOT, by its least slack.
 
         Where the decodes alone can't keep it, prefill still gets a fifth of the time: else it would all but stop.
         """
         if not self._slices or not self._config.adaptive_chunk:
             return inf
-        now, running = self._now, self._s.running
-        least = inf
-        for number in self._slices:
-            s = running[number]
-            tpot = s.request.tpot_s or inf
-            due = s.first_s + (s.generated + 1) * tpot - now
-            least = min(least, max(0.5 * tpot, min(due, tpot)))
+        least = min(max(0.5 * tpot, min(due - self._now, tpot)) for tpot, due in dues.items())
         decodes_s = self._s.cost.seconds(Load(0, len(self._slices), self._context))
         return max(least - decodes_s, decodes_s / 4)
 
@@ -147,21 +153,25 @@ class Planner:
         heap = self._candidates()
         tries = 0
         while heap and self._ledger.tokens > 0 and (self._spare_s > 0.0 or not self._prefilled):
-            _, s, stream = heappop(heap)
+            _, _, s, stream, asked = first = heap[0]
+            if asked < 2:
+                heapreplace(heap, self._ask(first))
+                continue
+            heappop(heap)
             if s.state is State.RUNNING:
                 if s.number not in self._parks:  # a newcomer before it in the order may have evicted it
                     self._slice(s, s.computed)
                 continue
-            if self._pressed or self._behind_the_evicted(s):
+            if self._behind_the_evicted(s):
                 continue
             if not self._held_back(s) and self._admit(s) is False:
                 tries += 1
                 if s.state is State.PARKED or self._parks or tries >= _TRIES or self._impatient(s):
-                    self._pressed = True
+                    heap = sorted(c for c in heap if c[2].state is State.RUNNING)
                     continue
             following = next(stream, None) if stream else None
             if following is not None:
-                heappush(heap, (self._key(following, 2), following, stream))
+                heappush(heap, (self._key(following, 2), following.number, following, stream, 1))
 
     def _open_window(self) -> None:
         """May one-shot work start now, and if the backend pads: which lengths go together (the most urgent one's)."""
@@ -173,7 +183,8 @@ class Planner:
             return
         self._window_open = BatchWindow(config, self._s.cost, self._s.rate).open(waiting, self._now)
         if config.padded:
-            first = min(waiting, key=lambda s: self._key(s, 2)).known
+            order = [(self._key(s, 2), self._policy.ties(s, self._view), s.number, s.known) for s in waiting]
+            first = min(order)[-1]
             fill = config.window_count or config.max_rows
             made = buckets([s.known for s in waiting], config.context_length, fill)
             self._bucket = next(bucket for bucket in made if first in bucket)
@@ -182,31 +193,37 @@ class Planner:
         """One-shot work outside the window or of another length."""
         return s.one_shot and not (self._window_open and (self._bucket is None or s.known in self._bucket))
 
-    def _candidates(self) -> list[tuple[Any, Sequence, Iterator[Sequence] | None]]:
-        heap: list[tuple[Any, Sequence, Iterator[Sequence] | None]] = []
-        parks, slices = self._parks, self._slices
-        for number, s in self._s.running.items():
-            if number not in slices and number not in parks and (s.known - s.computed > 1 or not s.generated):
-                heap.append((self._key(s, 0), s, None))
-        worst = max((s.tier for s in self._s.running.values()), default=-1)
-        for s in self._s.parked.values():
-            if self._hopeful(s, worst):
-                heap.append((self._key(s, 1), s, None))
-        for stream in self._s.backlog.heads():
-            head = next(stream)
-            if self._hopeful(head, worst):
-                heap.append((self._key(head, 2), head, stream))
+    def _candidates(self) -> list[Candidate]:
+        """A heap of all that may catch up now, by band and kind."""
+        band, view = self._policy.band, self._view
+        heap: list[Candidate] = [((*band(s, view), 0), s.number, s, None, 0) for s in self._behind]
+        if not self._pressed:
+            tiers = self._hopeful()
+            heap += [((*band(s, view), 1), s.number, s, None, 0) for s in self._s.parked.values() if s.tier in tiers]
+            waiting = [(next(stream), stream) for stream in self._s.backlog.heads(tiers)]
+            heap += [((*band(s, view), 2), s.number, s, stream, 0) for s, stream in waiting]
         heapify(heap)
         return heap
 
-    def _hopeful(self, s: Sequence, worst: int) -> bool:
-        """Is there a row, or anyone it could ever evict? Spares a full engine the keys of those who can only wait."""
-        if self._ledger.rows > 0:
-            return True
-        return self._config.preempt and self._policy.reaches(s.tier, worst)
+    def _ask(self, candidate: Candidate) -> Candidate:
+        """The rest of the key is asked of those alone who come first by what is known: a longer key stays behind."""
+        key, number, s, stream, asked = candidate
+        more = self._policy.ties(s, self._view) if asked else self._policy.urgency(s, self._opening)
+        return (*key, *more), number, s, stream, asked + 1
 
-    def _key(self, s: Sequence, kind: int) -> tuple[float, ...]:
-        return (*self._policy.band(s, self._view), kind, *self._policy.urgency(s, self._view), s.number)
+    def _hopeful(self) -> set[int]:
+        """Tiers with a row, or with anyone they could evict: spares a full engine the keys of who can only wait."""
+        tiers = {*self._s.backlog.tiers(), *map(TIER, self._s.parked.values())}
+        if self._ledger.rows > 0:
+            return tiers
+        reaches, victims = self._policy.reaches, self._victims
+        if not self._config.preempt or not any(reaches(tier, victims.worst) for tier in tiers):
+            return set()
+        worst = max(map(TIER, self._s.running.values()))
+        return {tier for tier in tiers if reaches(tier, worst)}
+
+    def _key(self, s: Sequence, kind: int) -> Key:
+        return (*self._policy.band(s, self._view), kind, *self._policy.urgency(s, self._view))
 
     def _behind_the_evicted(self, s: Sequence) -> bool:
         """Who was parked in this very plan comes before newcomers of its class, from the next plan on."""
@@ -287,13 +304,13 @@ class Planner:
 
     def _hit(self, s: Sequence) -> int:
         """Cached tokens of a waiting sequence, kept until the index changes."""
-        if not self._config.prefix_cache or s.one_shot or s.host:
+        if s.one_shot or s.host or not self._config.prefix_cache:
             return 0
-        version = self._s.device.index.version
-        if s.match is None or s.match[0] != version or s.match[1] != s.known:
-            nodes = self._s.device.index.match(s.request.salt, s.tokens, s.known - 1)
-            s.match = (version, s.known, len(nodes) * self._size)
-        return s.match[2]
+        index, match = self._s.device.index, s.match
+        if match is None or match[0] != index.version or match[1] != s.known:
+            nodes = index.match(s.request.salt, s.tokens, s.known - 1)
+            match = s.match = (index.version, s.known, len(nodes) * self._size)
+        return match[2]
 
     # Room --------------------------------------------------------------------------------------------------------
 
@@ -357,10 +374,11 @@ class Planner:
         self._evicted.append(self._policy.band(victim, self._view))
         ledger.rows += 1
         count = blocks_for(victim.computed, self._size)
-        if cheapest(self._s, victim, ledger.host.available).swap:
+        shared = victim.table.shared(self._s.device.refs)
+        if cheapest(self._s, victim, shared, ledger.host.available)[0]:
             device = tuple(victim.table.blocks[:count])
             self._parks[number] = Park(number, device, ledger.host.take(count), victim.computed)
-            ledger.coming += sum(1 for b in victim.table.blocks if self._s.device.refs[b] == 1)
+            ledger.coming += len(victim.table.blocks) - shared
         else:
             self._parks[number] = Park(number, (), (), 0)
             ledger.device.give(victim.table.blocks)

@@ -152,6 +152,8 @@ class Scheduler:
         for s in self.running.values():
             if len(s.table.blocks) < blocks_for(s.computed, self.config.block_size) and not s.one_shot:
                 raise AssertionError(f"{s} has fewer blocks than computed tokens")
+            if any(self.device.refs[block] > 1 for block in s.table.blocks[s.table.shared(self.device.refs) :]):
+                raise AssertionError(f"{s} shares a block behind one of its own")
 
     # What the planner asks ---------------------------------------------------------------------------------------
 
@@ -278,6 +280,7 @@ class Scheduler:
             s.first_s = now
         s.last_s = now
         s.generated += len(kept)
+        s.due_s = s.first_s + (s.generated + 1) * s.tpot_s
         self._charge(s, self.config.w_out * len(kept))
         return Advance(s.number, tuple(kept), finish)
 
@@ -318,7 +321,7 @@ class Scheduler:
         config = self.config
         cost = -config.w_in * (1.0 - config.w_cached) * s.cached
         if not self.book.shared:
-            full = config.w_in * max(len(s.request.prompt), s.request.cost_tokens)
+            full = config.w_in * s.billed
             s.by_floor = s.by_floor or self.book.due(s.tier, full)
             cost += full
         self._charge(s, cost)
@@ -326,7 +329,7 @@ class Scheduler:
     def _refund(self, s: Sequence) -> None:
         """What was charged of the prompt of an ended sequence and never computed (nor served by the cache)."""
         if not s.generated and (s.state is not State.WAITING or self.book.shared):
-            missing = max(len(s.request.prompt), s.request.cost_tokens) - s.computed
+            missing = s.billed - s.computed
             if missing > 0:
                 self._charge(s, -self.config.w_in * missing)
 

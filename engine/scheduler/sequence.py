@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from engine.kv.table import Table
 from engine.scheduler.contract import Request
@@ -35,7 +36,14 @@ class Sequence:
     tokens: list[int] = field(init=False)
     known: int = field(init=False)
     by_floor: bool = field(init=False)
+    one_shot: bool = field(init=False)
     table: Table = field(init=False)
+    billed: int = field(init=False)
+    """Prompt tokens that are charged."""
+    tpot_s: float = field(init=False)
+    """Its target between tokens (inf: none)."""
+    due_s: float = inf
+    """When its next token is due to keep that; once it has made one."""
     since_s: float = field(init=False)
     """When it was last started or restored."""
     computed: int = 0
@@ -57,12 +65,10 @@ class Sequence:
         request = self.request
         self.number, self.tier, self.tenant = request.sequence, request.tier, request.tenant
         self.tokens, self.by_floor = list(request.prompt), request.by_floor
+        self.one_shot = request.max_new == 0
         self.known = len(self.tokens) or request.cost_tokens
+        self.billed, self.tpot_s = max(len(request.prompt), request.cost_tokens), request.tpot_s or inf
         self.table, self.since_s = Table(request.salt, request.tier), self.submitted_s
-
-    @property
-    def one_shot(self) -> bool:
-        return self.request.max_new == 0
 
     @property
     def prefilling(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["BlockCopy", "Drop", "Extend", "Park", "Restore", "Sample", "Slice", "Start", "StepOutcome", "StepPlan"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Slice:
     """The only unit of work: compute `length` known tokens of `sequence` from position `start` on.
 
@@ -25,6 +25,18 @@ class Slice:
     length: int
     samples: bool
     drafts: tuple[int, ...] = ()
+
+    # A plan makes hundreds: twice as fast as what a frozen dataclass makes of itself.
+    def __init__(self, sequence: int, start: int, length: int, samples: bool, drafts: tuple[int, ...] = ()) -> None:
+        _set_sequence(self, sequence)
+        _set_start(self, start)
+        _set_length(self, length)
+        _set_samples(self, samples)
+        _set_drafts(self, drafts)
+
+
+_setters = [Slice.__dict__[name].__set__ for name in Slice.__slots__]
+_set_sequence, _set_start, _set_length, _set_samples, _set_drafts = _setters
 
 
 @dataclass(frozen=True, slots=True)

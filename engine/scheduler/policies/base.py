@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from typing import Protocol
 
 from engine.scheduler.accounts import Book
@@ -43,12 +42,12 @@ class View:
     def slack(self, s: Sequence) -> float:
         """Seconds to spare before the sequence misses its deadline, if it were served from now on without a break."""
         if s.generated:
-            return s.first_s + (s.generated + 1) * (s.request.tpot_s or inf) - self.now
+            return s.due_s - self.now
         todo = s.known - max(s.computed, self.hit(s))
         return s.request.ttft_deadline_s - self.now - self.cost.prefill_seconds(todo)
 
     def admission_cost(self, s: Sequence) -> float:
-        return self.config.w_in * max(len(s.request.prompt), s.request.cost_tokens)
+        return self.config.w_in * s.billed
 
     def charge(self, s: Sequence) -> None:
         """The plan admits a newcomer."""
@@ -66,15 +65,20 @@ class View:
         least = self._least.get(s.tier)
         if least is None:
             least = self._least[s.tier] = self._book.least(s.tier)
-        return max(0.0, self.counter(s) - least - self.config.gate_tokens)
+        beyond = self.counter(s) - least - self.config.gate_tokens
+        return beyond if beyond > 0.0 else 0.0
 
     def by_floor(self, s: Sequence) -> bool:
         """Is this the floor's turn: pulled by it, or (with no queue in front) due now; and not spent yet?"""
         if s.state is State.WAITING:
-            if s.by_floor or self._book.shared:
+            if s.by_floor or self._book.shared or s.tier not in self._book.deficits:
                 return s.by_floor
             return self._book.due(s.tier, self.admission_cost(s), self._deficits.get(s.tier, 0.0))
         return s.by_floor and self._book.deficits.get(s.tier, 0.0) > 0.0
+
+    def settling(self, s: Sequence) -> bool:
+        """Just started or restored: its minimum stay is not over."""
+        return self.now - s.since_s < self.config.min_stay_s
 
     def its_turn(self, s: Sequence) -> bool:
         """Aging: after `aging_every` admissions of a tier its longest-waiting one goes."""
@@ -89,7 +93,8 @@ class Policy(Protocol):
     """Smaller keys go first. A key never holds the arrival number: the planner appends it, so the order is total.
 
     `band` is the class of a sequence: within one band a sequence that already has computed tokens (prefilling, then
-    parked) precedes newcomers. `urgency` orders equals.
+    parked) precedes newcomers. `urgency` orders equals, and `ties` those of equal urgency. Ties are asked late and of
+    few, so they may cost more, but must not hang on what the plan charges on paper.
     """
 
     name: str
@@ -99,6 +104,8 @@ class Policy(Protocol):
     def band(self, s: Sequence, view: View) -> Key: ...
 
     def urgency(self, s: Sequence, view: View) -> Key: ...
+
+    def ties(self, s: Sequence, view: View) -> Key: ...
 
     def reaches(self, tier: int, worst: int) -> bool:
         """Could a sequence of `tier` evict anyone at all, `worst` being the worst tier that runs?"""

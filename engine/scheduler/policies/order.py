@@ -23,6 +23,9 @@ class Fcfs:
     def urgency(self, s: Sequence, view: View) -> Key:
         return ()
 
+    def ties(self, s: Sequence, view: View) -> Key:
+        return ()
+
     def reaches(self, tier: int, worst: int) -> bool:
         return False
 
@@ -66,12 +69,13 @@ class Deadline(Fcfs):
 
     def urgency(self, s: Sequence, view: View) -> Key:
         if view.its_turn(s):
-            return (-1.0, 0.0, 0.0)
-        slack = view.slack(s)
-        if s.late and not s.computed:
-            return (1.0, 0.0, 0.0)
-        grain = round(slack, 2)  # within 10 ms the warmer prefix goes first
-        return (0.0, grain, -float(view.hit(s)))
+            return (-1.0,)
+        return (1.0 if s.late and not s.computed else 0.0,)
+
+    def ties(self, s: Sequence, view: View) -> Key:
+        if (s.late and not s.computed) or view.its_turn(s):
+            return ()
+        return (round(view.slack(s), 2), -float(view.hit(s)))  # within 10 ms the warmer prefix goes first
 
     def reaches(self, tier: int, worst: int) -> bool:
         return True
@@ -103,10 +107,9 @@ class Tiered(Deadline):
         return (0.0 if view.by_floor(s) else 1.0, s.tier)
 
     def urgency(self, s: Sequence, view: View) -> Key:
-        first, *rest = super().urgency(s, view)
-        if first < 0.0:
-            return (-1.0, first, *rest)
-        return (view.gate(s), first, *rest)
+        if view.its_turn(s):
+            return (-1.0, 0.0)
+        return (view.gate(s), 1.0 if s.late and not s.computed else 0.0)
 
     def reaches(self, tier: int, worst: int) -> bool:
         return tier < worst
