@@ -14,6 +14,10 @@ __all__ = ["Disconnected", "read_body"]
 Receive = Callable[[], Awaitable[Any]]
 
 _TIMEOUT_S = 30.0
+_RATE = 65_536
+"""Bytes a second: who sends at least as many has as long as his body takes; who trickles has the time above."""
+_INFLATED_HERE = 1024
+"""Compressed bytes that can't become more than a megabyte, a millisecond or two; more is inflated in a thread."""
 _PIECE = 65_536
 """What follows a member is copied by zlib: at most this much of it, once for each member."""
 _MEMBERS_MAX = 1024
@@ -32,14 +36,19 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, limit: int) -
     if encoding not in ("identity", "", "gzip", "deflate"):
         raise ApiError("unsupported_media_type", f"The content encoding '{encoding[:32]}' is not supported; use gzip.")
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            raw = await _collect(headers, receive, limit)
+        async with asyncio.timeout(_TIMEOUT_S) as timeout:
+            raw = await _collect(headers, receive, limit, timeout)
     except TimeoutError:
         raise ApiError("request_timeout", "The request body did not arrive in time.") from None
-    return raw if encoding in ("identity", "") else _inflate(raw, encoding, limit)
+    if encoding in ("identity", ""):
+        return raw
+    if len(raw) > _INFLATED_HERE:
+        return await asyncio.to_thread(_inflate, raw, encoding, limit)
+    return _inflate(raw, encoding, limit)
 
 
-async def _collect(headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes:
+async def _collect(headers: dict[bytes, bytes], receive: Receive, limit: int, timeout: asyncio.Timeout) -> bytes:
+    started = asyncio.get_running_loop().time()
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > limit * _DRAIN_FACTOR:
         raise _too_large(limit)
@@ -51,6 +60,7 @@ async def _collect(headers: dict[bytes, bytes], receive: Receive, limit: int) ->
             raise Disconnected
         chunk = message.get("body", b"")
         size += len(chunk)
+        timeout.reschedule(started + _TIMEOUT_S + min(size, limit) / _RATE)
         if size <= limit:
             chunks.append(chunk)
         else:
