@@ -58,9 +58,7 @@ class Book:
         deficit = self.deficits.get(tier)
         if deficit is None:
             return False
-        cap, quantum = self._config.deficit_cap, self._config.floor_quantum
-        needed = cost if cost > quantum else quantum
-        return deficit - spent >= (needed if needed < cap else cap)
+        return deficit - spent >= min(self._config.deficit_cap, max(self._config.floor_quantum, cost))
 
     def charge(self, tier: int, tenant: str, weight: float, cost: float, backlog: Iterable[int] = ()) -> None:
         """Book service: the tenant's counter rises, its tier's deficit falls, every waiting tier earns its floor."""

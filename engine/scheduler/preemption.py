@@ -59,8 +59,7 @@ class Victims:
         for s in sequences:
             shared, parks = s.table.shared(refs), s.parks
             seconds = cheapest(scheduler, s, shared, host)[1] + 1e-6
-            freed = len(s.table.blocks) - shared
-            orders.append((-s.tier, parks if parks < 3 else 3, -freed / seconds, -s.number, s))
+            orders.append((-s.tier, parks if parks < 3 else 3, (shared - len(s.table.blocks)) / seconds, -s.number, s))
         return orders
 
     def under_pressure(self, keep: Sequence) -> Iterator[Sequence]:

@@ -65,8 +65,7 @@ class View:
         least = self._least.get(s.tier)
         if least is None:
             least = self._least[s.tier] = self._book.least(s.tier)
-        beyond = self.counter(s) - least - self.config.gate_tokens
-        return beyond if beyond > 0.0 else 0.0
+        return max(0.0, self.counter(s) - least - self.config.gate_tokens)
 
     def by_floor(self, s: Sequence) -> bool:
         """Is this the floor's turn: pulled by it, or (with no queue in front) due now; and not spent yet?"""
