@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 
 import numpy
 import orjson
 from django.http import HttpResponseBase
 
 from engine.protocol.messages import ModelCard, Sampling
-from gateway.admission.admission import Arrival, Order, Replay, Ticket, limit_headers
+from gateway.admission.admission import Arrival, Order, Ticket
 from gateway.api.answer import Wish
-from gateway.api.embeddings import VectorAnswer
+from gateway.api.embeddings import VectorAnswer, answer_whole
 from gateway.api.generate import check_capability
 from gateway.api.handler import DataRequest
-from gateway.api.idempotency import claim_of, replay
+from gateway.api.idempotency import claim_of
 from gateway.api.parse import parse_body
-from gateway.api.responses import raw_json
 from gateway.api.schemas.classify import ClassifyRequest
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
@@ -34,8 +34,8 @@ _AT_ONCE = 8
 
 
 class Load:
-    """Bytes of images that requests of this process hold in the queue. The queue's own bounds count requests, which
-    are small but for these."""
+    """Bytes of bodies with images that this process holds, from before they are read as JSON. The queue's own bounds
+    count requests, which are small but for these."""
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self._most, self._most_of_one = most, most_of_one
@@ -67,23 +67,16 @@ _load = Load(256 << 20, 64 << 20)
 async def classify(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
-    body: ClassifyRequest = await parse_body(plane, request, ClassifyRequest)
-    order = replace(await _order(plane, request.arrival, principal, body), claim=claim_of(request))
-    with _load.carry(principal.tenant, sum(len(image) for image in order.images)):
-        try:
-            ticket = await plane.admission.admit(request.arrival, principal, order)
-        except Replay as earlier:
-            return await replay(plane.dispatcher.redis, plane.dispatcher.keys, earlier.request)
-        answer = ClassAnswer(ticket, body.top_k, plane.dispatcher)
-        try:
-            whole = await answer.whole()
-        except BaseException as error:
-            answer.close(error)
-            if isinstance(error, ApiError) and error.code == "invalid_image":
-                error.param = "input"
-            raise
-    headers = {**limit_headers(ticket.verdict), "server-timing": answer.timing(ended=True)}
-    return raw_json(whole, headers=headers)
+    with _load.carry(principal.tenant, len(request.raw)):
+        body: ClassifyRequest = await parse_body(plane, request, ClassifyRequest)
+        order = replace(await _order(plane, request.arrival, principal, body), claim=claim_of(request))
+        top_k = body.top_k
+        # For as long as it waits one copy of the images is enough.
+        del body
+        request.raw, request._stream = b"", BytesIO()
+        return await answer_whole(
+            plane, request, principal, order, lambda ticket: ClassAnswer(ticket, top_k, plane.dispatcher)
+        )
 
 
 async def _order(plane: Plane, arrival: Arrival, principal: Principal, body: ClassifyRequest) -> Order:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy
@@ -11,7 +12,7 @@ import orjson
 from django.http import HttpResponseBase
 
 from engine.protocol.messages import ModelCard, Sampling
-from gateway.admission.admission import Arrival, Order, Replay, limit_headers
+from gateway.admission.admission import Arrival, Order, Replay, Ticket, limit_headers
 from gateway.api.answer import Answer, Wish
 from gateway.api.generate import check_capability
 from gateway.api.handler import DataRequest
@@ -20,11 +21,12 @@ from gateway.api.parse import parse_body
 from gateway.api.responses import raw_json
 from gateway.api.schemas.common import invalid
 from gateway.api.schemas.embedding import MAX_TOKENS, EmbeddingRequest
+from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.plane import Plane, current
 from tenants.principals import Principal
 
-__all__ = ["VectorAnswer", "embedding_order", "embeddings"]
+__all__ = ["VectorAnswer", "answer_whole", "embedding_order", "embeddings"]
 
 _AT_ONCE = 64
 """Vectors written as JSON before other requests of this process have their turn: about 2 ms."""
@@ -36,15 +38,24 @@ async def embeddings(request: DataRequest) -> HttpResponseBase:
     body = await parse_body(plane, request, EmbeddingRequest)
     order, wish = await embedding_order(plane, request.arrival, principal, body)
     order = replace(order, claim=claim_of(request))
+    return await answer_whole(plane, request, principal, order, lambda t: VectorAnswer(t, wish, plane.dispatcher))
+
+
+async def answer_whole(
+    plane: Plane, request: DataRequest, principal: Principal, order: Order, answer_of: Callable[[Ticket], VectorAnswer]
+) -> HttpResponseBase:
+    """Admit, then answer in one piece. Whatever ends it early, `Answer.close` is reached."""
     try:
         ticket = await plane.admission.admit(request.arrival, principal, order)
     except Replay as earlier:
         return await replay(plane.dispatcher.redis, plane.dispatcher.keys, earlier.request)
-    answer = VectorAnswer(ticket, wish, plane.dispatcher)
+    answer = answer_of(ticket)
     try:
         whole = await answer.whole()
     except BaseException as error:
         answer.close(error)
+        if isinstance(error, ApiError) and error.code == "invalid_image":  # the engine knows no names of fields
+            error.param = order.param
         raise
     headers = {**limit_headers(ticket.verdict), "server-timing": answer.timing(ended=True)}
     return raw_json(whole, headers=headers)
@@ -86,6 +97,11 @@ def _check_dimensions(wanted: int | None, card: ModelCard) -> None:
 class VectorAnswer(Answer):
     """An answer of one vector per input, in one piece. How it ends is `Answer`'s business."""
 
+    def __init__(self, ticket: Ticket, wish: Wish, dispatcher: Dispatcher) -> None:
+        super().__init__(ticket, wish, dispatcher)
+        # Here and not in `_collect`: when the client leaves in its middle, `close` has the answer made for its claim.
+        self._vectors = [b""] * ticket.order.choices
+
     async def whole(self) -> bytes:
         vectors = await self._collect(self.ticket.order.model.card.embedding_dimensions)
         self._flight.delivered(0)
@@ -104,13 +120,12 @@ class VectorAnswer(Answer):
 
     async def _collect(self, length: int) -> list[bytes]:
         """The vectors as little-endian float32, by input; the engine may finish them in any order."""
-        vectors = [b""] * self.ticket.order.choices
         while batch := await self._flight.reply.get():
             for delta in batch:
-                vectors[delta.choice] = delta.vector
-        if any(len(vector) != 4 * length for vector in vectors):
+                self._vectors[delta.choice] = delta.vector
+        if any(len(vector) != 4 * length for vector in self._vectors):
             raise ApiError("engine_error", "The engine sent a vector of another size than its model has.")
-        return vectors
+        return self._vectors
 
     def _written(self, vector: bytes) -> bytes:
         if self._wish.base64:

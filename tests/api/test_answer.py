@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 
-from engine.protocol.functions import Verdict
+from engine.protocol.functions import Claim, Verdict
 from engine.protocol.messages import Delta, ModelCard, Sampling
 from gateway.admission.admission import Order, Ticket
 from gateway.api.answer import Answer, Wish
+from gateway.api.embeddings import VectorAnswer
 from gateway.api.frames import KEEP_ALIVE
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.flight import Route, Trail
@@ -60,3 +64,33 @@ async def test_an_end_before_the_first_event_is_asked_for(answer: Answer) -> Non
     feed(answer, 0, "ab", "length")
     whole = b"".join([part async for part in stream]).decode()
     assert KEEP_ALIVE.decode() not in whole and whole.endswith("data: [DONE]\n\n")
+
+
+async def test_a_client_that_leaves_between_two_vectors_finds_both_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bytes] = []
+
+    async def keep(*arguments: object) -> None:
+        kept.append(arguments[-1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gateway.api.answer.keep_result", keep)
+    monkeypatch.setattr(Dispatcher, "_cancel", lambda *_: asyncio.sleep(0))
+    card = ModelCard(
+        "m", "h" * 12, 1, 100, 100, (0,), None, False, "", "", ("embedding",), "m", 0, embedding_dimensions=2
+    )
+    dispatcher = Dispatcher("redis://127.0.0.1:1/0", "none:", "g")
+    trail = Trail(dispatcher.recorder, "g", "r", time.monotonic())
+    flight = dispatcher.open(Route("r", "p", "m", "standard", "t"), 2, 2, trail, time.monotonic(), 0)
+    order = Order("embedding", Model("p", card, 1), ((1,), (2,)), Sampling(0), "input", claim=Claim("k", "digest"))
+    answer = VectorAnswer(Ticket(flight, order, PRINCIPAL, TIER, Verdict("ok"), None), Wish(False), dispatcher)
+    answering = asyncio.create_task(answer.whole())
+    for choice in (1, 0):
+        await asyncio.sleep(0)  # what came before has been taken
+        vector = array("f", [choice, 0.5]).tobytes()
+        flight.reply.feed(Delta("r", choice, 0, 0, (), "", finish="stop", last=choice == 0, vector=vector))
+        await asyncio.sleep(0) if choice else answering.cancel()
+    (left,) = await asyncio.gather(answering, return_exceptions=True)
+    assert isinstance(left, asyncio.CancelledError)
+    answer.close(left)
+    await asyncio.gather(*dispatcher._tasks)
+    assert [each["embedding"] for each in orjson.loads(kept[0])["data"]] == [[0.0, 0.5], [1.0, 0.5]]
+    await dispatcher.redis.aclose()

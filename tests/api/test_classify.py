@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +12,10 @@ import jsonschema
 import pytest
 
 from gateway.api.classify import Load
+from gateway.api.classify import classify as answer_classify
 from gateway.errors import ApiError
+from tenants.principals import Principal
+from tests.admission.test_keys import PRINCIPAL
 from tests.api.test_chat import ask
 from tests.api.test_embeddings import final
 from tests.backends.test_image import png_of
@@ -199,3 +203,15 @@ def test_open_images_are_bounded_for_all_and_for_each() -> None:
         assert everyone.value.code == "tier_queue_full"
     with load.carry("a", 60):
         pass
+
+
+async def test_a_body_counts_before_it_is_read_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def identify(*_: object) -> Principal:
+        return PRINCIPAL
+
+    plane = SimpleNamespace(admission=SimpleNamespace(identify=identify))
+    monkeypatch.setattr("gateway.api.classify.current", lambda: plane)
+    monkeypatch.setattr("gateway.api.classify._load", Load(100, 10))
+    with pytest.raises(ApiError) as refused:
+        await answer_classify(SimpleNamespace(arrival=None, raw=b"neither short nor JSON"))  # type: ignore[arg-type]
+    assert refused.value.code == "tenant_queue_full"
