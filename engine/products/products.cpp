@@ -74,8 +74,13 @@ inline void store8(bf16* p, v8f v) {  // to nearest, ties to even
     v8u u;
     std::memcpy(&u, &v, sizeof u);
     u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+#ifdef HAS_AVX2
+    const __m128i low = _mm256_castsi256_si128((__m256i)u), high = _mm256_extracti128_si256((__m256i)u, 1);
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, high));
+#else
     const v8h h = __builtin_convertvector(u, v8h);
     std::memcpy(p, &h, sizeof h);
+#endif
 }
 
 inline float half(uint16_t h) {
@@ -436,20 +441,13 @@ void share(long rows, int group, const Weights& w, Body body) {
 template <class T>
 void write(const Weights& w, long panel, const float* sums, T* out, long rows) {
     const long first = panel * PANEL, count = std::min<long>(PANEL, w.outputs - first);
+    alignas(32) float bias[PANEL] = {};
+    if (w.bias) std::copy(w.bias + first, w.bias + first + count, bias);
     for (long r = 0; r < rows; r++, sums += PANEL) {
-        alignas(32) float y[PANEL];
-        T* target = out + r * w.outputs + first;
-        for (long o = 0; o < count; o++) y[o] = w.bias ? sums[o] + w.bias[first + o] : sums[o];
-        if (count == PANEL) {
-            store8(target, load8(y));
-            store8(target + 8, load8(y + 8));
-        } else {
-            T whole[PANEL];
-            for (long o = count; o < PANEL; o++) y[o] = 0;
-            store8(whole, load8(y));
-            store8(whole + 8, load8(y + 8));
-            std::copy(whole, whole + count, target);
-        }
+        T whole[PANEL], *target = count == PANEL ? out + r * w.outputs + first : whole;
+        store8(target, load8(sums) + load8(bias));
+        store8(target + 8, load8(sums + 8) + load8(bias + 8));
+        if (count < PANEL) std::copy(whole, whole + count, out + r * w.outputs + first);
     }
 }
 

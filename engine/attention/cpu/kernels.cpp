@@ -55,8 +55,13 @@ inline void store(bf16* p, vf v) {  // to nearest, ties to even
     vu u;
     std::memcpy(&u, &v, sizeof u);
     u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m128i low = _mm256_castsi256_si128((__m256i)u), high = _mm256_extracti128_si256((__m256i)u, 1);
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, high));
+#else
     vh h = __builtin_convertvector(u, vh);
     std::memcpy(p, &h, sizeof h);
+#endif
 }
 inline float load1(const float* p) { return *p; }
 inline float load1(const bf16* p) { uint32_t u = uint32_t(p->bits) << 16; float f; std::memcpy(&f, &u, 4); return f; }
