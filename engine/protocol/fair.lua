@@ -16,6 +16,8 @@ local LATE_EVERY = 16            -- after so many others of its tier a late requ
 -- Members of a tier's queues: a tenant, "~request" for one that was lost and queued again, "!tenant" for late ones.
 local function kind_of(member) return string.sub(member, 1, 1) end
 
+local function thousandths(weight) return math.max(1, math.floor(weight * UNIT + 0.5)) end
+
 local function ready_key(p, pool, tier, member)
   return p .. 'ready:' .. pool .. ':' .. tier .. (kind_of(member) == '!' and '!' or '')
 end

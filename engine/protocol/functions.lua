@@ -210,15 +210,35 @@ local function retry_after(p, pool, tier, ahead, now)
   return math.max(1, math.min(RETRY_CAP_S, math.ceil(ahead * gap / 1000)))
 end
 
--- Early refusal: is the deadline of a sheddable tier lost to what waits before it? Tenants are served in turn, so a request
--- waits for as many of each tenant as its own has queued, and never for more than there are. Only pulls that still go on tell
--- how long that is: what was measured before a pause says nothing.
+-- Requests that start before a newcomer: tenants are served in turn, so it waits for as many of each as its own has queued, by
+-- their weights, and never for more than there are. Where more tenants wait than one choice looks at, for too few.
+local function ahead_of(p, a, depth, mine)
+  local ahead, tenants, names = 0, {}, {}
+  for _, late in ipairs({false, true}) do
+    for _, member in ipairs(heads(p, a.pool, a.tier, late)) do
+      local tenant = late and string.sub(member, 2) or member
+      if kind_of(member) == '~' then
+        ahead = ahead + 1
+      elseif not names[tenant] then
+        tenants[#tenants + 1], names[tenant] = tenant, a.tier .. ':' .. tenant
+      end
+    end
+  end
+  for _, tenant in ipairs(tenants) do
+    local depth_of = tonumber(redis.call('HGET', p .. 'depth:' .. a.pool, names[tenant]))
+    local weight = tonumber(redis.call('HGET', p .. 'weight:' .. a.pool, tenant)) or UNIT
+    ahead = ahead + math.min(depth_of or 0, math.floor(mine * weight / thousandths(a.weight)))
+  end
+  return math.min(depth, ahead)
+end
+
+-- Early refusal: is the deadline of a sheddable tier lost to what waits before it? Only pulls that still go on tell how long
+-- that is: what was measured before a pause says nothing.
 local function sheds(p, a, depth, mine, now)
   if not a.sheddable or a.ttft_ms <= 0 or mine == 0 then return false end
   local drain = redis.call('HMGET', p .. 'drain:' .. a.pool, a.tier .. ':gap', a.tier .. ':last')
   local gap = tonumber(drain[1])
-  local ahead = math.min(depth, mine * redis.call('ZCARD', actives(p, a.pool, a.tier)))
-  return gap and now - tonumber(drain[2]) <= 2 * gap and ahead * gap > a.ttft_ms
+  return gap and now - tonumber(drain[2]) <= 2 * gap and ahead_of(p, a, depth, mine) * gap > a.ttft_ms
 end
 
 local function check_claim(p, a, now)
@@ -295,7 +315,7 @@ local function commit_admission(p, a, work, levels, now)
   local request = a.request
   local r = {state = 'queued', tenant = a.tenant, tier = a.tier, rank = int(a.tier_rank), pool = a.pool, gateway = a.gateway,
     epoch = '0', hold = int(a.hold_nano), choices = int(a.choices), prompt = int(a.prompt_tokens), admitted = int(now),
-    expires = int(a.expires_ms), weight = int(math.max(1, math.floor(a.weight * UNIT + 0.5))),
+    expires = int(a.expires_ms), weight = int(thousandths(a.weight)),
     ttft = int(a.ttft_ms), attempts = '0', member = a.tenant, arrival = int(redis.call('INCR', p .. 'arrivals'))}
   for i, limit in ipairs(a.limits) do
     if levels[i] then

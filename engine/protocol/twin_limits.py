@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
+from engine.protocol.fair import thousandths
 from engine.protocol.functions import Admission, Verdict
 from engine.protocol.twin_state import State
 
@@ -76,12 +78,21 @@ def _refusal(state: State, now: int, a: Admission, depth: int, short: str, wait_
 
 
 def _sheds(state: State, now: int, a: Admission, depth: int, mine: int) -> bool:
-    """Is the deadline of a sheddable tier lost to what waits before it? Tenants are served in turn."""
-    gap, last = state.drain.get((a.pool, a.tier), (0.0, 0))
-    if now - last > 2 * gap:
+    """Is the deadline of a sheddable tier lost to what waits before it?"""
+    if not a.sheddable or a.ttft_ms <= 0 or not mine:
         return False
-    ahead = min(depth, mine * len(state.fair[a.pool].active.get(a.tier, ())))
-    return a.sheddable and 0 < a.ttft_ms < ahead * gap
+    gap, last = state.drain.get((a.pool, a.tier), (0.0, 0))
+    return now - last <= 2 * gap and _ahead(state, a, depth, mine) * gap > a.ttft_ms
+
+
+def _ahead(state: State, a: Admission, depth: int, mine: int) -> int:
+    """Tenants are served in turn: as many of each as its own has queued, by their weights."""
+    waiting, weights = state.waiting(a.pool, a.tier), state.fair[a.pool].weights
+    queued = Counter(r.a.tenant for r in waiting)
+    tenants = {r.a.tenant for r in waiting if not r.member.startswith("~")}
+    lost = sum(r.member.startswith("~") for r in waiting)
+    turns = (min(queued[tenant], mine * weights[tenant] // thousandths(a.weight)) for tenant in tenants)
+    return min(depth, lost + sum(turns))
 
 
 def _claim(state: State, now: int, a: Admission) -> _Refusal | None:

@@ -126,6 +126,19 @@ def test_a_sheddable_request_is_refused_when_its_deadline_is_lost_already(cell: 
     assert cell.admit("another's", ttft_ms=1000, sheddable=True, tenant="beta").ok, "tenants are served in turn"
 
 
+def test_a_deadline_is_lost_to_those_who_wait_by_their_weight_and_not_to_those_who_run(cell: Cell) -> None:
+    hurried: dict[str, Any] = {"ttft_ms": 2500, "sheddable": True, "tenant": "beta"}
+    for request, tenant in (("c0", "gamma"), *((f"a{n}", "alpha") for n in range(4)), ("b0", "beta")):
+        assert cell.admit(request, tenant=tenant).ok
+    for run in ("c0", "a0"):
+        cell.later(1)
+        assert cell.pull() == [run], "one a second"
+    assert cell.admit("equal", **hurried).ok, "one of alpha's and its own are before it; gamma has nothing queued"
+    cell.f.cancel("equal", "no more")
+    assert cell.admit("a4", weight=3.0).ok, "alpha has three turns to one of beta's now"
+    assert cell.admit("lighter", **hurried).detail == "deadline"
+
+
 def test_money_is_held_from_admission_to_close(cell: Cell) -> None:
     cell.f.account("alpha", 1, 250, 1)
     assert cell.admit("r1", floor_nano=0).ok and cell.admit("r2", floor_nano=0).ok
