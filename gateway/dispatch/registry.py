@@ -24,8 +24,8 @@ _EARLY_S = 0.5
 """Age at which it is read again while it still counts: with requests all the time none has to wait for it."""
 _MISSING_S = 60.0
 """After a wipe of Redis a pool is gone until its engines register again, which takes about a second."""
-_MISS_FRESH_S = 0.2
-"""An unknown model name asks Redis again at most this often: a new pool is seen soon, a guesser costs little."""
+_APART_S = 0.2
+"""Unknown model names ask Redis again at most this often, and wait for it: a guesser costs little."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -54,11 +54,9 @@ class Registry:
         await self._refresh(_FRESH_S)
         if self._early is None and time.monotonic() - self._read_at >= _EARLY_S:
             self._early = asyncio.create_task(self._refresh_early())
-        model = self._names.get(name)
-        if model is None:
-            await self._refresh(_MISS_FRESH_S)
-            model = self._names.get(name)
-        return model
+        if name not in self._names:
+            await self._look_again()
+        return self._names.get(name)
 
     async def all(self) -> list[Model]:
         """All models, by name."""
@@ -77,15 +75,26 @@ class Registry:
         if time.monotonic() - self._read_at < max_age_s:
             return
         async with self._lock:
-            if time.monotonic() - self._read_at < max_age_s:
-                return
-            try:
-                await self._read()
-            except (RedisError, OSError) as error:
-                if not self._models or not is_away(error):
-                    raise
-                log.warning("models are as they were last seen: %s", error)
-            self._read_at = time.monotonic()
+            if time.monotonic() - self._read_at >= max_age_s:
+                await self._read_anew()
+
+    async def _look_again(self) -> None:
+        """Have a view that was read after this was asked: "no such model" is said of now, not of a moment ago."""
+        asked = time.monotonic()
+        async with self._lock:
+            if self._read_at < asked:
+                await asyncio.sleep(self._read_at + _APART_S - asked)
+                await self._read_anew()
+
+    async def _read_anew(self) -> None:
+        began = time.monotonic()
+        try:
+            await self._read()
+        except (RedisError, OSError) as error:
+            if not self._models or not is_away(error):
+                raise
+            log.warning("models are as they were last seen: %s", error)
+        self._read_at = began
 
     async def _read(self) -> None:
         published = cast("dict[bytes, bytes]", await self._redis.hgetall(self._keys.pools))
