@@ -213,21 +213,23 @@ end
 -- Requests that start before a newcomer: tenants are served in turn, so it waits for as many of each as its own has queued, by
 -- their weights, and never for more than there are. Where more tenants wait than one choice looks at, for too few.
 local function ahead_of(p, a, depth, mine)
-  local ahead, tenants, names = 0, {}, {}
+  local ahead, tenants, names, seen = 0, {}, {}, {}
   for _, late in ipairs({false, true}) do
     for _, member in ipairs(heads(p, a.pool, a.tier, late)) do
       local tenant = late and string.sub(member, 2) or member
       if kind_of(member) == '~' then
         ahead = ahead + 1
-      elseif not names[tenant] then
-        tenants[#tenants + 1], names[tenant] = tenant, a.tier .. ':' .. tenant
+      elseif not seen[tenant] then
+        seen[tenant], tenants[#tenants + 1], names[#names + 1] = true, tenant, a.tier .. ':' .. tenant
       end
     end
   end
-  for _, tenant in ipairs(tenants) do
-    local depth_of = tonumber(redis.call('HGET', p .. 'depth:' .. a.pool, names[tenant]))
-    local weight = tonumber(redis.call('HGET', p .. 'weight:' .. a.pool, tenant)) or UNIT
-    ahead = ahead + math.min(depth_of or 0, math.floor(mine * weight / thousandths(a.weight)))
+  if #tenants == 0 then return math.min(depth, ahead) end
+  local depths = redis.call('HMGET', p .. 'depth:' .. a.pool, unpack(names))
+  local weights = redis.call('HMGET', p .. 'weight:' .. a.pool, unpack(tenants))
+  for i = 1, #tenants do
+    local turns = math.floor(mine * (tonumber(weights[i]) or UNIT) / thousandths(a.weight))
+    ahead = ahead + math.min(tonumber(depths[i]) or 0, turns)
   end
   return math.min(depth, ahead)
 end

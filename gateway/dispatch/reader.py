@@ -49,14 +49,14 @@ class ReplyReader:
         """Until an answer is an error, which is raised."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def ask() -> None:
+        def ask(handed_out: bytes) -> None:
             if over.done():
                 return
             if self._fanout.full:
-                asyncio.get_running_loop().call_soon(ask)  # each turn of the loop hands a lot out
+                asyncio.get_running_loop().call_soon(ask, handed_out)  # each turn of the loop hands a lot out
                 return
-            # The trim of the last batch rides on the next read: one round trip, and a crash between them loses nothing.
-            trim = pack("XTRIM", self._stream, "MINID", _after(self._last))
+            # The trim rides on the next read, for one round trip; what has not been handed out yet stays.
+            trim = pack("XTRIM", self._stream, "MINID", _after(handed_out))
             read = pack("XREAD", "COUNT", _COUNT, "BLOCK", _BLOCK_MS, "STREAMS", self._stream, self._last)
             wire.send(trim + read, (end, take))
 
@@ -68,14 +68,14 @@ class ReplyReader:
             end(found)
             if over.done():
                 return
-            entries = _raw_entries(found)
+            entries, before = _raw_entries(found), self._last
             if entries:
                 self._last = entries[-1][0]
-            ask()
+            ask(before)
             for _, fields in entries:
                 self._give(fields)
 
-        ask()
+        ask(self._last)
         await over
 
     def _give(self, fields: list[bytes]) -> None:
