@@ -6,7 +6,7 @@ local QUANTUM = 1024 * UNIT      -- a floor is due once this much is saved up
 local DEFICIT_CAP = 8192 * UNIT
 local FLOORS = {0, 100, 50}      -- guaranteed share in thousandths, by tier rank; the last holds for all ranks beyond
 local HEADS = 256                -- heads of one tier that a choice looks at
-local LEAD = 8192 * UNIT         -- a light tenant so far above the least served heavy one has to queue as all do
+local LEAD = 8192 * UNIT         -- a light tenant so far above the least served heavy one has to queue as all do (see lift)
 local TENANTS = 1024             -- least served tenants of a tier among whom its rows are shared out
 local MISSED = 10                -- rows are kept until no more than so many thousandths of light requests find none
 local KEPT = 64                  -- most rows kept in one engine
@@ -44,6 +44,30 @@ local function add_deficit(p, pool, tier, by)
   redis.call('HSET', key, tier, int(math.max(-DEFICIT_CAP, math.min(DEFICIT_CAP, value))))
 end
 
+local function heads(p, pool, tier, late)
+  return redis.call('ZRANGE', p .. 'ready:' .. pool .. ':' .. tier .. (late and '!' or ''), 0, HEADS - 1)
+end
+
+-- Who has nothing queued begins at the least counter of those that have. When nobody has, where the tier stands: at the
+-- greatest counter in it. Who has something running may stay behind that by LEAD.
+local function lift(p, r, name, is_active)
+  for _, member in ipairs({r.tenant, '!' .. r.tenant}) do
+    if redis.call('ZSCORE', ready_key(p, r.pool, r.tier, member), member) then return end
+  end
+  local names, level = {}, nil
+  for _, late in ipairs({false, true}) do
+    for _, member in ipairs(heads(p, r.pool, r.tier, late)) do
+      if kind_of(member) ~= '~' then names[#names + 1] = r.tier .. ':' .. (late and string.sub(member, 2) or member) end
+    end
+  end
+  if #names == 0 then names[1] = r.tier .. ':' end
+  for _, counter in ipairs(redis.call('HMGET', p .. 'vtc:' .. r.pool, unpack(names))) do
+    level = math.min(level or math.huge, tonumber(counter) or 0)
+  end
+  if is_active then level = level - LEAD end
+  redis.call('HSET', p .. 'vtc:' .. r.pool, name, int(math.max(level, counter_of(p, r.pool, name))))
+end
+
 -- Rows that the tenant's requests ask for, queued or running: one for each choice.
 local function fair_enter(p, r)
   redis.call('HSET', p .. 'weight:' .. r.pool, r.tenant, r.weight)
@@ -51,13 +75,8 @@ local function fair_enter(p, r)
   local is_active = redis.call('ZSCORE', key, r.tenant)
   if not is_active then redis.call('HDEL', p .. 'asked:' .. r.pool, name) end
   redis.call('HINCRBY', p .. 'asked:' .. r.pool, name, r.choices)
-  if is_active then return end
-  local counter = counter_of(p, r.pool, name)
-  if redis.call('ZCARD', key) > 0 and counter < least_counter(p, r.pool, r.tier) then
-    counter = least_counter(p, r.pool, r.tier)
-    redis.call('HSET', p .. 'vtc:' .. r.pool, name, int(counter))
-  end
-  redis.call('ZADD', key, int(counter), r.tenant)
+  lift(p, r, name, is_active)
+  redis.call('ZADD', key, int(counter_of(p, r.pool, name)), r.tenant)
 end
 
 local function fair_leave(p, r)
@@ -94,7 +113,8 @@ local function fair_charge(p, pool, tier, tenant, cost)
   local name = tier .. ':' .. tenant
   local weight = tonumber(redis.call('HGET', p .. 'weight:' .. pool, tenant)) or UNIT
   local counter = counter_of(p, pool, name) + math.floor(cost * UNIT / weight)
-  redis.call('HSET', p .. 'vtc:' .. pool, name, int(counter))
+  local greatest = math.max(counter, counter_of(p, pool, tier .. ':'))
+  redis.call('HSET', p .. 'vtc:' .. pool, name, int(counter), tier .. ':', int(greatest))
   redis.call('ZADD', actives(p, pool, tier), 'XX', int(counter), tenant)
   for _, t in ipairs(queued_tiers(p, pool)) do
     if floor_of(t[2]) > 0 then add_deficit(p, pool, t[1], math.floor(cost * floor_of(t[2]) / 1000)) end
@@ -158,10 +178,6 @@ local function kept(p, pool)
     chance = math.floor(chance * part / 1000)
   end
   return KEPT
-end
-
-local function heads(p, pool, tier, late)
-  return redis.call('ZRANGE', p .. 'ready:' .. pool .. ':' .. tier .. (late and '!' or ''), 0, HEADS - 1)
 end
 
 local function choose_of(p, pool, tier, late)

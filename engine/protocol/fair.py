@@ -2,7 +2,9 @@
 
 Integers only (thousandths of a weighted token), so that Lua's doubles and Python's ints never differ.
 F1 A tenant's counter only moves by what it was charged (or refunded), divided by its weight, and by the lift.
-F2 A tenant that comes back from idle is lifted to the smallest active counter of its tier: idling saves up nothing.
+F2 A tenant that has nothing queued begins at the smallest counter of those in its tier that have; when nobody has, at
+   the greatest there is: idling saves up nothing, and what was used while nobody else asked is held against nobody.
+   While it has something running it may stay behind that by LEAD.
 F3 A light tenant (all it asks for, running and queued, is within its max-min share of the rows) never waits for a row
    that a heavier one could take, is never late, and is ahead of the least served heavy one by LEAD at most.
 F4 A tier's deficit stays within ±DEFICIT_CAP; it earns its floor's share of every charge while it has work queued.
@@ -11,29 +13,17 @@ F4 A tier's deficit stays within ±DEFICIT_CAP; it earns its floor's share of ev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "DEFICIT_CAP",
-    "FLOORS",
-    "GATE",
-    "LEAD",
-    "QUANTUM",
-    "UNIT",
-    "FairQueue",
-    "Line",
-    "Pick",
-    "floor_of",
-    "is_late",
-    "thousandths",
-]
+__all__ = ["GATE", "LEAD", "QUANTUM", "UNIT", "FairQueue", "Line", "Pick", "is_late", "thousandths"]
 
 UNIT = 1000
 GATE = 64 * UNIT
 """Δ: a tenant this far above the smallest active counter of its tier may still go."""
 LEAD = 8192 * UNIT
-"""A light tenant this far above the least served heavy one has to queue as all do."""
+"""A light tenant this far above the least served heavy one has to queue as all do. Who asks for more while something
+of its own is running may be as far below those that wait."""
 TENANTS = 1024
 """Least served tenants of a tier among whom its rows are shared out."""
 MISSED = 10
@@ -51,6 +41,8 @@ HEADS = 256
 """Heads of one tier that a choice looks at."""
 LATE_EVERY = 16
 """After so many others of its tier a late request goes first."""
+_STANDING = ""
+"""The name under which a tier's greatest counter is kept among those of its tenants."""
 
 
 def is_late(member: str, waited_ms: int, ttft_ms: int) -> bool:
@@ -67,6 +59,10 @@ def thousandths(weight: float) -> int:
     return max(1, math.floor(weight * UNIT + 0.5))
 
 
+Tiers = Sequence[tuple[str, int]]
+"""(name, rank) of the tiers with anything queued, in rank order."""
+Heads = Callable[[str, bool], Sequence[tuple[int, str]]]
+"""(tier, late) to the (arrival, member) of its queues that have anything, by arrival."""
 Line = tuple[int, int | None]
 """Share of a tier's rows, and the counter up to which a tenant within it is light (None: there is no heavy one)."""
 
@@ -100,14 +96,16 @@ class FairQueue:
         self.weights: dict[str, int] = {}
         """Tenant weights, thousandths."""
 
-    def enter(self, tier: str, tenant: str, weight: int = UNIT, rows: int = 1) -> None:
-        """A request for so many rows was admitted."""
+    def enter(self, tier: str, tenant: str, heads: Heads, weight: int = UNIT, rows: int = 1) -> None:
+        """A request for so many rows was admitted, and is not queued yet."""
         self.weights[tenant] = weight
+        members = [[member.removeprefix("!") for _, member in heads(tier, late)] for late in (False, True)]
         active = self.active.setdefault(tier, {})
-        if tenant not in active and active:
-            least = self.least(tier)
-            if self.counters.get((tier, tenant), 0) < least:
-                self.counters[tier, tenant] = least
+        if tenant not in members[0] and tenant not in members[1]:
+            names = [name for some in members for name in some[:HEADS] if not name.startswith("~")] or [_STANDING]
+            level = min(self.counters.get((tier, name), 0) for name in names)
+            level -= LEAD if tenant in active else 0
+            self.counters[tier, tenant] = max(level, self.counters.get((tier, tenant), 0))
         active[tenant] = active.get(tenant, 0) + rows
 
     def start(self, pick: Pick, line: Line, rows: int = 1) -> None:
@@ -144,7 +142,7 @@ class FairQueue:
     def least(self, tier: str) -> int:
         return min((self.counters.get((tier, tenant), 0) for tenant in self.active.get(tier, ())), default=0)
 
-    def lines(self, tiers: Sequence[tuple[str, int]], credit: Mapping[str, int]) -> dict[str, Line]:
+    def lines(self, tiers: Tiers, credit: Mapping[str, int]) -> dict[str, Line]:
         """By tier, for one pull: the max-min fair share of its rows, running and offered, and where light ones end."""
         found = {}
         for tier, _ in tiers:
@@ -177,17 +175,9 @@ class FairQueue:
             chance = chance * part // 1000
         return KEPT
 
-    def pick(
-        self,
-        tiers: Sequence[tuple[str, int]],
-        credit: Mapping[str, int],
-        heads: Callable[[str, bool], Sequence[tuple[int, str]]],
-        lines: Mapping[str, Line],
-    ) -> Pick | None:
-        """The next request; None when credit or queue is used up.
+    def pick(self, tiers: Tiers, credit: Mapping[str, int], heads: Heads, lines: Mapping[str, Line]) -> Pick | None:
+        """The next request; None when credit or queue is used up. `lines` are those of this pull.
 
-        `tiers` are (name, rank) of those with anything queued, in rank order; `heads(tier, late)` are (arrival, tenant)
-        by arrival; `lines` are those of this pull.
         A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
         a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Credit
         under the name "+" is anyone's, but for the rows kept: those take the oldest head of a light tenant.
@@ -207,7 +197,7 @@ class FairQueue:
                     return Pick(tier, member, False, True, True)
         return None
 
-    def _choose(self, tier: str, heads: Callable[[str, bool], Sequence[tuple[int, str]]]) -> str:
+    def _choose(self, tier: str, heads: Heads) -> str:
         """Within the gate before beyond it, in each those in time before the late ones (but for a late one's turn)."""
         first = self.passed.get(tier, 0) >= LATE_EVERY
         one, within = self._choose_of(tier, heads(tier, first))
@@ -231,10 +221,11 @@ class FairQueue:
                 best, least = tenant, counter
         return best, False
 
-    def charge(self, tier: str, tenant: str, cost: int, queued: Iterable[tuple[str, int]]) -> None:
-        """Book `cost` (thousandths of weighted tokens, negative to refund); `queued` tiers (name, rank) earn floors."""
+    def charge(self, tier: str, tenant: str, cost: int, queued: Tiers) -> None:
+        """Book `cost` (thousandths of weighted tokens, negative to refund); `queued` tiers earn floors."""
         key = (tier, tenant)
-        self.counters[key] = self.counters.get(key, 0) + cost * UNIT // self.weights.get(tenant, UNIT)
+        counter = self.counters[key] = self.counters.get(key, 0) + cost * UNIT // self.weights.get(tenant, UNIT)
+        self.counters[tier, _STANDING] = max(counter, self.counters.get((tier, _STANDING), 0))
         for name, rank in queued:
             if floor_of(rank):
                 earned = self.deficits.get(name, 0) + cost * floor_of(rank) // 1000

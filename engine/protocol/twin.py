@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from engine.protocol.fair import UNIT, Line, Pick, is_late, thousandths
 from engine.protocol.functions import Admission, Adopted, Cancelled, Pull, Pulled, Reaped, Verdict
@@ -52,7 +53,8 @@ class Twin(State):
         if a.ask:
             self.resumable[a.request] = Resumable(a.tenant, a.gateway, a.ask)
         self._open_gateway(a.gateway, now + a.lease_ms)
-        self.fair[a.pool].enter(a.tier, a.tenant, thousandths(a.weight), a.choices)
+        heads = partial(self._heads, a.pool)
+        self.fair[a.pool].enter(a.tier, a.tenant, heads, thousandths(a.weight), a.choices)
         self.enqueue(r)
 
     # pull --------------------------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ class Twin(State):
         accounts: dict[str, float] = {}
         lines = fair.lines(self._queued(pool), left)
         for _ in range(_SCAN_LIMIT):
-            pick = fair.pick(self._queued(pool), left, lambda tier, late: self._heads(pool, tier, late), lines)
+            pick = fair.pick(self._queued(pool), left, partial(self._heads, pool), lines)
             if pick is None:
                 break
             r = self._take(now, pool, pick, lines[pick.tier], engine)

@@ -30,13 +30,16 @@ class Book:
         self._unsent: dict[Key, list[float]] = {}
         self._seen = Accounts({}, {})
         self._active: dict[int, dict[str, int]] = {}
+        self._greatest: dict[int, float] = {}
 
     def enter(self, tier: int, tenant: str) -> None:
-        """A request of the tenant arrived. Back from idle, its counter is lifted to the smallest active one."""
+        """A request of the tenant arrived. Back from idle, its counter is lifted to the smallest active one, and where
+        nobody is active to the greatest."""
         active = self._active.setdefault(tier, {})
         if tenant not in active:
-            if active and not self.shared:
-                self.counters[tier, tenant] = max(self.counters.get((tier, tenant), 0.0), self.least(tier))
+            if not self.shared:
+                level = self.least(tier) if active else self._greatest.get(tier, 0.0)
+                self.counters[tier, tenant] = max(self.counters.get((tier, tenant), 0.0), level)
             active[tenant] = 0
         active[tenant] += 1
 
@@ -64,6 +67,7 @@ class Book:
         """Book service: the tenant's counter rises, its tier's deficit falls, every waiting tier earns its floor."""
         key = (tier, tenant)
         self.counters[key] = self.counters.get(key, 0.0) + cost / weight
+        self._greatest[tier] = max(self._greatest.get(tier, 0.0), self.counters[key])
         if self.shared:
             unsent = self._unsent.setdefault(key, [0.0, 0.0])
             unsent[0] += cost

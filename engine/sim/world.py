@@ -200,7 +200,7 @@ class World:
                 self._go(engine, target)
             return
         tier = TIERS[arrival.tier].name
-        self.queue.enter(tier, arrival.tenant, int(arrival.weight * UNIT))
+        self.queue.enter(tier, arrival.tenant, self._heads, int(arrival.weight * UNIT))
         self._streams.setdefault((tier, arrival.tenant), deque()).append(number)
         for index, engine in enumerate(self.fleet):
             if engine.asleep:

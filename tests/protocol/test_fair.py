@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.protocol.fair import GATE, LEAD, QUANTUM, UNIT, FairQueue
 from engine.protocol.functions import Admission
 
 from .conftest import ClockedFunctions
+from .test_functions import final
 
 RANKS = {"interactive": 0, "standard": 1, "batch": 2}
 
@@ -90,6 +93,36 @@ def test_a_tenant_back_from_idle_has_saved_up_nothing(pool: Pool) -> None:
     assert pulled.accounts["standard:idle"] == 5100.0
 
 
+def serve(pool: Pool, tenant: str, cost: float) -> None:
+    """One request of the tenant comes, costs so much besides its prompt of 100, and ends."""
+    pool.admit(tenant)
+    request = f"{tenant}-{pool.count}"
+    assert request in pool.pull(standard=64)
+    pool.functions.charge("m", [("standard", tenant, cost)])
+    assert pool.functions.finish(request, 0, final(request))
+
+
+def test_what_was_used_while_nobody_else_asked_is_held_against_nobody(pool: Pool) -> None:
+    serve(pool, "quiet", 150_000.0)
+    serve(pool, "flood", 0.0)  # one that left last and was served little tells nothing of the others
+    for _ in range(20):
+        pool.admit("flood")
+    assert pool.tenants(standard=3) == ["flood"] * 3
+    pool.admit("quiet")
+    assert sorted(pool.tenants(standard=2)) == ["flood", "quiet"]
+
+
+def test_a_tenant_that_always_has_something_running_saves_up_little(pool: Pool) -> None:
+    pool.admit("steady")
+    assert pool.tenants(standard=1) == ["steady"]
+    serve(pool, "large", 100_000.0)
+    for _ in range(200):
+        pool.admit("steady", prompt=1000)
+    pool.admit("large", prompt=1000)
+    pulled = pool.tenants(standard=20)
+    assert pulled.index("large") <= LEAD / UNIT / 1000 + 1
+
+
 def test_a_row_is_kept_for_those_who_ask_for_little(pool: Pool) -> None:
     for _ in range(9):
         pool.admit("flood")
@@ -160,11 +193,29 @@ def test_a_refund_brings_a_tenant_forward(pool: Pool) -> None:
     assert pool.tenants(standard=1) == ["a"]
 
 
+def nobody(tier: str, late: bool) -> list[tuple[int, str]]:
+    return []
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-500, 100_000)), max_size=30))
+def test_after_any_history_all_begin_level_in_a_tier_that_was_empty(history: list[tuple[str, int]]) -> None:
+    queue = FairQueue()
+    for tenant, cost in history:
+        queue.enter("standard", tenant, nobody)
+        queue.charge("standard", tenant, cost * UNIT, [])
+        queue.leave("standard", tenant)
+    queue.enter("standard", "b", nobody)
+    queue.enter("standard", "a", lambda _, late: [] if late else [(1, "b")])
+    a, b = (queue.counters.get(("standard", tenant), 0) for tenant in "ab")
+    assert a == b == max([0, *queue.counters.values()])
+
+
 def test_spread_of_service_between_backlogged_tenants_of_the_queue_is_within_the_gate_and_a_prompt() -> None:
     queue = FairQueue()
     left = {"a": 60, "b": 60, "c": 60}
     for tenant in left:
-        queue.enter("standard", tenant)
+        queue.enter("standard", tenant, nobody)
     arrival = {"a": 1, "b": 2, "c": 3}
     prompts = {"a": 700, "b": 30, "c": 170}
     tiers, credit = [("standard", 1)], {"standard": 1}

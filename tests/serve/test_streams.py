@@ -101,6 +101,7 @@ def test_heartbeat_shows_progress(start: StartEngine, gateway: Gateway) -> None:
     def beat() -> Heartbeat:
         return decode(gateway.redis.get(gateway.keys.engine("e1")) or b"", Heartbeat)
 
+    wait_for(lambda: gateway.redis.exists(gateway.keys.engine("e1")))  # the first beat follows the registration
     assert (beat().state, beat().steps, beat().backend) == ("ready", 0, "simulated")
     gateway.send("r1", max_tokens=90)
     wait_for(lambda: beat().steps > 0 and beat().running == 1 and beat().by_tier == {"standard": 1})
