@@ -28,6 +28,8 @@ PYTHON = (sys.executable, "-P")
 GRACE_S = 10
 """How long the data plane lets running streams go on when it stops."""
 DRAIN_S = 10
+_BEHIND = 10
+"""Niceness of what no request waits for: on a full machine it takes the processor after those that answer."""
 _ENGINE_HOPELESS = frozenset({1, 2})
 """engine.serve: the model can't be loaded; the command line is wrong."""
 PACKAGES = str(Path(__file__).resolve().parents[2])
@@ -169,13 +171,13 @@ class Stack:
         return {"OMP_NUM_THREADS": str(self.options.engine_threads)}
 
     def metering(self) -> Spec:
-        return self._python("metering", 3, ["-m", "django", "settle"])
+        return self._python("metering", 3, ["-m", "django", "settle"], nice=_BEHIND)
 
     def celery(self) -> Spec:
         schedule = self.folder.celery / "schedule"
         arguments = ["celery", "-A", "gateway.celery", "worker", "-B", "-s", str(schedule), "--concurrency", "1"]
         arguments += ["--loglevel", "INFO", "--without-gossip", "--without-mingle"]
-        return self._python("celery", 3, ["-m", *arguments, "-I", "gateway.local.celery_children"])
+        return self._python("celery", 3, ["-m", *arguments, "-I", "gateway.local.celery_children"], nice=_BEHIND)
 
     def _uvicorn(self, application: str, port: int) -> list[str]:
         arguments = ["-m", "uvicorn", f"gateway.asgi:{application}", "--host", self.options.host, "--port", str(port)]
@@ -191,11 +193,16 @@ class Stack:
         arguments: list[str],
         stop_steps: tuple[tuple[int, float], ...] = ((signal.SIGTERM, 10.0),),
         more: Mapping[str, str] | None = None,
+        nice: int = 0,
     ) -> Spec:
         command, log = [*PYTHON, *arguments], self.folder.log(name)
         environment = {**(more or {}), **self.environment()}
 
         def start() -> Popen[bytes]:
-            return spawn(command, env=environment, log=log)
+            child = spawn(command, env=environment, log=log)
+            if nice:
+                # Before it has started a thread or a child of its own: those inherit it.
+                os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
+            return child
 
         return Spec(name, start, stage, stop_steps, log)

@@ -118,6 +118,7 @@ class _Up:
             group.create_task(self._start_embeddings(valkey))
             group.create_task(self._start_record(valkey, postgres))
         await self._wait_ready()
+        self.supervisor.add(self.stack.celery())  # none waits for what it does; the others need the processors
         credentials = await asyncio.to_thread(self._credentials)
         self.ready = True
         self._write_state()
@@ -172,15 +173,14 @@ class _Up:
         await asyncio.gather(valkey, postgres)
         environment = self.stack.environment()
         self.folder.write(self.folder.environment, dict(self.stack.kept_environment()))
-        self.screen.begin("migrations")
-        await self._step("migrations", ["-m", "django", "migrate", "--no-input"], environment)
-        self.screen.done("migrations")
-        for spec in (self.stack.data_plane(), self.stack.console(), self.stack.metering(), self.stack.celery()):
+        # One process for both: to start Django once more would take as long as either.
+        self.screen.begin("migrations and tenants")
+        command = ["-m", "django", "seed_demo", "--migrate", "--json"]
+        created = json.loads(await self._step("migrations", command, environment))
+        fresh = any(tenant.get("key") for tenant in created["tenants"].values())
+        self.screen.done("migrations and tenants", "created" if fresh else "as they were")
+        for spec in (self.stack.data_plane(), self.stack.console(), self.stack.metering()):
             self.supervisor.add(spec)
-        self.screen.begin("tenants")
-        created = json.loads(await self._step("tenants", ["-m", "django", "seed_demo", "--json"], environment) or "{}")
-        fresh = any(tenant.get("key") for tenant in created.get("tenants", {}).values())
-        self.screen.done("tenants", "created" if fresh else "as they were")
 
     async def _step(
         self,

@@ -8,6 +8,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings
+from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
@@ -22,11 +23,14 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
+        parser.add_argument("--migrate", action="store_true", help="first bring the tables up to date")
         parser.add_argument("--rotate", action="store_true", help="new password and keys for what exists already")
 
     def handle(self, *args: Any, **options: Any) -> None:
         folder = DataFolder(settings.SLUICE_DATA_DIR)
         _check_database(folder)
+        if options["migrate"]:
+            call_command("migrate", interactive=False, skip_checks=True, stdout=self.stderr)  # ours is for the answer
         with transaction.atomic():
             facts = seed(rotate=options["rotate"])
             if folder.made:
