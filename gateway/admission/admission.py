@@ -75,6 +75,14 @@ class Order:
     """Of a resumable request: what another gateway needs to go on with it."""
     images: tuple[bytes, ...] = ()
     """One for each prompt, which then only says what it costs."""
+    watch: Callable[[asyncio.Future[Any]], None] | None = None
+    """Told of what holds the images until it is done, though the client leaves: an admission that was sent."""
+
+    def watched(self, asking: asyncio.Future[Verdict]) -> asyncio.Future[Verdict]:
+        """The same, told of."""
+        if self.watch is not None:
+            self.watch(asking)
+        return asking
 
     @property
     def prompt_tokens(self) -> int:
@@ -151,11 +159,12 @@ class Admission:
         route = _route(arrival, principal, tier, order)
         flight = self._dispatcher.open(route, order.choices, order.n, trail, arrival.received, arrival.received_ms)
         flight.reply.on_overflow = lambda: self._dispatcher.abandon_slow(flight)
-        asking = self._ask(principal, tier, order, price, arrival)
+        asking = order.watched(self._ask(principal, tier, order, price, arrival))
         try:
             verdict = await asyncio.shield(asking)
             if verdict.code == "stale_principal":
-                asking = asyncio.create_task(self._ask_anew(verdict, principal, tier, order, price, arrival))
+                anew = self._ask_anew(verdict, principal, tier, order, price, arrival)
+                asking = order.watched(asyncio.create_task(anew))
                 verdict = await asyncio.shield(asking)
         except asyncio.CancelledError:
             # The client left while Redis was deciding. A cancel sent now could overtake the admission: it waits.

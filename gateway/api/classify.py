@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from io import BytesIO
+from typing import Any, TypeVar
 
 import numpy
 import orjson
@@ -26,7 +27,9 @@ from gateway.errors import ApiError
 from gateway.plane import Plane, current
 from tenants.principals import Principal
 
-__all__ = ["ClassAnswer", "Load", "classify"]
+__all__ = ["Carried", "ClassAnswer", "Load", "classify"]
+
+T = TypeVar("T")
 
 _TOP = 5
 _AT_ONCE = 8
@@ -43,22 +46,52 @@ class Load:
         self._of: dict[str, int] = {}
 
     @contextlib.contextmanager
-    def carry(self, tenant: str, count: int) -> Iterator[None]:
-        """For as long as the request is open. Raises `ApiError`, as a full queue does, and nothing is carried."""
+    def carry(self, tenant: str, count: int) -> Iterator[Carried]:
+        """For as long as the request is open, and what was begun for it goes on. Raises `ApiError`, as a full queue
+        does, and nothing is carried."""
         mine = self._of.get(tenant, 0)
         if mine + count > self._most_of_one:
             raise ApiError("tenant_queue_full", "You have too many images waiting.", retry_after_s=1)
         if self._all + count > self._most:
             raise ApiError("tier_queue_full", "Too many images are waiting.", retry_after_s=1)
         self._all, self._of[tenant] = self._all + count, mine + count
+        carried = Carried(lambda: self._drop(tenant, count))
         try:
-            yield
+            yield carried
         finally:
-            self._all, left = self._all - count, self._of[tenant] - count
-            if left:
-                self._of[tenant] = left
-            else:
-                del self._of[tenant]
+            carried.let_go()
+
+    def _drop(self, tenant: str, count: int) -> None:
+        self._all, left = self._all - count, self._of[tenant] - count
+        if left:
+            self._of[tenant] = left
+        else:
+            del self._of[tenant]
+
+
+class Carried:
+    """The bytes of one request. A client that leaves ends its request at once, but neither a thread that reads them nor
+    an admission that was sent: they count until the last of these is done."""
+
+    def __init__(self, drop: Callable[[], None]) -> None:
+        self._drop = drop
+        self._holders = 1
+
+    def until(self, work: asyncio.Future[Any]) -> None:
+        """They are in memory until `work` is done, whoever waits for it."""
+        self._holders += 1
+        work.add_done_callback(lambda _: self.let_go())
+
+    async def through(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. It goes on when the client leaves, since its thread would too."""
+        task = asyncio.create_task(work)
+        self.until(task)
+        return await asyncio.shield(task)
+
+    def let_go(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._drop()
 
 
 _load = Load(256 << 20, 64 << 20)
@@ -67,9 +100,10 @@ _load = Load(256 << 20, 64 << 20)
 async def classify(request: DataRequest) -> HttpResponseBase:
     plane = current()
     principal = await plane.admission.identify(request.arrival, "inference")
-    with _load.carry(principal.tenant, len(request.raw)):
-        body: ClassifyRequest = await parse_body(plane, request, ClassifyRequest)
-        order = replace(await _order(plane, request.arrival, principal, body), claim=claim_of(request))
+    with _load.carry(principal.tenant, len(request.raw)) as carried:
+        body: ClassifyRequest = await carried.through(parse_body(plane, request, ClassifyRequest))
+        order = await _order(plane, request.arrival, principal, body, carried)
+        order = replace(order, claim=claim_of(request), watch=carried.until)
         top_k = body.top_k
         # For as long as it waits one copy of the images is enough.
         del body
@@ -79,12 +113,14 @@ async def classify(request: DataRequest) -> HttpResponseBase:
         )
 
 
-async def _order(plane: Plane, arrival: Arrival, principal: Principal, body: ClassifyRequest) -> Order:
+async def _order(
+    plane: Plane, arrival: Arrival, principal: Principal, body: ClassifyRequest, carried: Carried
+) -> Order:
     """A checked request as what admission takes: a placeholder for each token that an image costs."""
     model = await plane.admission.find_model(arrival, principal, body.model)
     check_capability(model, "image")
     _check_top(body.top_k, model.card)
-    images = await plane.prompts.off_loop(body.images)
+    images = await carried.through(plane.prompts.off_loop(body.images))
     return Order(
         kind="image",
         model=model,

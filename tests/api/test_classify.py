@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +14,14 @@ import httpx
 import jsonschema
 import pytest
 
+from engine.protocol.messages import ModelCard, Sampling
+from gateway.admission.admission import Admission, Arrival, Order
+from gateway.admission.prices import Prices
 from gateway.api.classify import Load
 from gateway.api.classify import classify as answer_classify
+from gateway.api.prompts import Prompts
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.registry import Model
 from gateway.errors import ApiError
 from tenants.principals import Principal
 from tests.admission.test_keys import PRINCIPAL
@@ -203,6 +212,77 @@ def test_open_images_are_bounded_for_all_and_for_each() -> None:
         assert everyone.value.code == "tier_queue_full"
     with load.carry("a", 60):
         pass
+
+
+async def test_images_count_while_a_thread_reads_them_for_a_client_that_left() -> None:
+    load, prompts, go_on = Load(100, 60), Prompts(), threading.Event()
+    reached = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        loop.call_soon_threadsafe(reached.set)
+        go_on.wait()
+
+    async def request() -> None:
+        with load.carry("a", 60) as carried:
+            await carried.through(prompts.off_loop(work))
+
+    asking = asyncio.create_task(request())
+    await reached.wait()
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled() and not fits(load, 1), "the client is gone, its images are not"
+    go_on.set()
+    await become(lambda: fits(load, 60))
+    prompts.close()
+
+
+async def test_images_count_while_redis_decides_for_a_client_that_left() -> None:
+    asked = asyncio.Event()
+    open_ones: list[asyncio.StreamWriter] = []
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_ones.append(writer)
+        asked.set()
+
+    async def price(*_: object) -> None:
+        return None
+
+    redis = await asyncio.start_server(silent, "127.0.0.1", 0)
+    dispatcher = Dispatcher(f"redis://127.0.0.1:{redis.sockets[0].getsockname()[1]}/0", "none:", "g")
+    admission = Admission(dispatcher, None, Prices(price), None)  # type: ignore[arg-type]
+    load, card = Load(100, 60), ModelCard("m", "h", 1, 100, 100, (0,), None, False, "", "", ("image",), "m", 0)
+    order = Order("image", Model("p", card, 1), ((0,),), Sampling(0), "input", images=(b"image",))
+
+    async def request() -> None:
+        with load.carry("a", 60) as carried:
+            arrival = Arrival("r", time.monotonic(), 0, None, None)
+            await admission.admit(arrival, PRINCIPAL, replace(order, watch=carried.until))
+
+    asking = asyncio.create_task(request())
+    await asked.wait()
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled() and not fits(load, 1), "what was asked of Redis still holds them"
+    redis.close()
+    for each in open_ones:
+        each.close()
+    await become(lambda: fits(load, 60))
+    await dispatcher.redis.aclose()
+
+
+def fits(load: Load, count: int) -> bool:
+    try:
+        with load.carry("a", count):
+            return True
+    except ApiError:
+        return False
+
+
+async def become(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110  (nothing tells of it)
+            await asyncio.sleep(0.01)
 
 
 async def test_a_body_counts_before_it_is_read_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
