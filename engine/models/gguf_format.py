@@ -22,6 +22,7 @@ __all__ = ["GGUFFile", "TensorInfo"]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_ROW_BYTES = 4096
 _MAX_ITEMS = 1 << 26  # of an array; also bounds the directory, so that a corrupt count can't fill memory
 _DEFAULT_ALIGNMENT = 32
 
@@ -65,7 +66,8 @@ class GGUFFile:
         if info.kind == gguf.GGMLQuantizationType.F32:
             return raw.view(np.float32).reshape(info.shape)
         try:
-            return np.ascontiguousarray(gguf.dequantize(raw, info.kind), np.float32).reshape(info.shape)
+            values = gguf.dequantize(_in_long_rows(raw), info.kind)
+            return np.ascontiguousarray(values, np.float32).reshape(info.shape)
         except NotImplementedError as error:
             raise ModelError(f"{self.path}: tensor {info.name} has type {info.kind.name}: not supported") from error
 
@@ -143,3 +145,12 @@ class GGUFFile:
             self._at += layout.size
             return list(values)
         return [self._value(item, depth + 1) for _ in range(count)]
+
+
+def _in_long_rows(raw: np.ndarray) -> np.ndarray:
+    """The same bytes in fewer rows. `gguf` takes 16 of them at a time; with a small model's that is too little work to pay
+    for the calls of numpy, which were half of its time."""
+    rows = raw.reshape(-1, raw.shape[-1])
+    while rows.shape[0] % 2 == 0 and rows.shape[1] < _ROW_BYTES:
+        rows = rows.reshape(rows.shape[0] // 2, -1)
+    return rows
