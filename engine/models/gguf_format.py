@@ -148,8 +148,8 @@ class GGUFFile:
 
 
 def _in_long_rows(raw: np.ndarray) -> np.ndarray:
-    """The same bytes in fewer rows. `gguf` takes 16 of them at a time; with a small model's that is too little work to pay
-    for the calls of numpy, which were half of its time."""
+    """The same bytes in fewer rows. `gguf` takes 16 of them at a time; with a small model's that is too little work to
+    pay for the calls of numpy, which were half of its time."""
     rows = raw.reshape(-1, raw.shape[-1])
     while rows.shape[0] % 2 == 0 and rows.shape[1] < _ROW_BYTES:
         rows = rows.reshape(rows.shape[0] // 2, -1)
