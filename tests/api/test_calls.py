@@ -226,6 +226,10 @@ PARAMETERS = "tools[0].function.parameters"
         ({"properties": {"a": {"$ref": "https://example.com/a"}}}, ".properties.a.$ref", "inside the schema"),
         ({"properties": {"a": {"minLength": -1}}}, ".properties.a.minLength", "not negative"),
         ({"properties": {"a": {"enum": ["x" * 200_000]}}}, "", "128 KiB"),
+        ({"properties": {"a": {"items": [{"type": "strang"}]}}}, ".properties.a.items[0].type", "not a type"),
+        ({"properties": {"a": {"items": []}}}, ".properties.a.items", "not empty"),
+        ({"properties": {"a": {"items": [{}], "prefixItems": [{}]}}}, ".properties.a.items", "'prefixItems'"),
+        ({"properties": {"a": {"items": [{}], "additionalItems": [{}]}}}, ".properties.a.additionalItems", "boolean"),
     ],
 )
 def test_a_schema_that_can_not_be_enforced_says_where_and_why(schema: dict[str, Any], where: str, says: str) -> None:
@@ -265,6 +269,22 @@ def test_objects_with_named_properties_get_no_others(schema: dict[str, Any], clo
     calls = request(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}]).calling()
     assert calls is not None and calls.functions[0].parameters is not None
     assert (calls.functions[0].parameters.get("additionalProperties") is False) == closed
+
+
+def test_a_list_under_items_is_a_tuple() -> None:
+    """As JSON Schema wrote them before 2020, and Pydantic 1 does."""
+    pair = {"items": [{"type": "integer"}, {"items": [{"type": "null"}]}], "minItems": 2, "additionalItems": False}
+    schema = {"properties": {"pair": pair, "open": {"items": [{"type": "string"}]}}}
+    calls = request(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}]).calling()
+    assert calls is not None and calls.functions[0].parameters is not None
+    assert calls.functions[0].parameters["properties"] == {
+        "pair": {
+            "prefixItems": [{"type": "integer"}, {"prefixItems": [{"type": "null"}]}],
+            "minItems": 2,
+            "items": False,
+        },
+        "open": {"prefixItems": [{"type": "string"}]},
+    }
 
 
 def test_a_result_answers_a_call_before_it() -> None:

@@ -36,7 +36,7 @@ def checked_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
 
     Formats that nobody checks go (the specification calls them annotations). Objects whose properties are named get no
     others where the schema leaves that open: a small model would not stop inventing some. Both allow only what the
-    given schema allows.
+    given schema allows. A list under `items` is told as `prefixItems`.
     """
     if len(msgspec.json.encode(schema)) > MAX_BYTES:
         raise _refusal(param, f"a schema has at most {MAX_BYTES // 1024} KiB")
@@ -73,6 +73,8 @@ def _check_keywords(where: str, part: dict[str, Any]) -> None:
         raise _refusal(f"{where}.required", "it is a list of property names")
     if "enum" in part and not isinstance(part["enum"], list):
         raise _refusal(f"{where}.enum", "it is a list of values")
+    if _is_tuple(part) and "prefixItems" in part:
+        raise _refusal(f"{where}.items", "beside 'prefixItems' it is one schema, no list")
     reference = part.get("$ref", "#")
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise _refusal(f"{where}.$ref", "only references inside the schema ('#/...') are followed")
@@ -96,19 +98,32 @@ def _inner(where: str, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if not isinstance(named, dict):
             raise _refusal(f"{where}.{keyword}", "it is an object of schemas")
         yield from ((f"{where}.{keyword}.{name[:64]}", inner) for name, inner in named.items())
-    for keyword in _LISTS:
+    is_tuple = _is_tuple(part)
+    for keyword in (*_LISTS, "items") if is_tuple else _LISTS:
         listed = part.get(keyword, [])
         if not isinstance(listed, list) or (keyword in part and not listed):
             raise _refusal(f"{where}.{keyword}", "it is a list of schemas, not empty")
         yield from ((f"{where}.{keyword}[{i}]", inner) for i, inner in enumerate(listed))
     for keyword in _SINGLES:
-        if keyword in part:
+        if keyword in part and not (is_tuple and keyword == "items"):
             yield f"{where}.{keyword}", part[keyword]
+
+
+def _is_tuple(part: dict[str, Any]) -> bool:
+    return isinstance(part.get("items"), list)
+
+
+def _of_today(part: dict[str, Any]) -> dict[str, Any]:
+    """A tuple as JSON Schema wrote it before 2020, and Pydantic 1 still does, as it is written since."""
+    result = {keyword: value for keyword, value in part.items() if keyword not in ("items", "additionalItems")}
+    result["prefixItems"] = part["items"]
+    return result | ({"items": part["additionalItems"]} if "additionalItems" in part else {})
 
 
 def _enforced(part: Any, closes: bool) -> Any:
     if not isinstance(part, dict):
         return part
+    part = _of_today(part) if _is_tuple(part) else part
     result = dict(part)
     if closes and "additionalProperties" not in part and _named(part):
         result["additionalProperties"] = False
