@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
@@ -160,6 +161,19 @@ void round_rows(const T* x, long inputs, int count, uint8_t* out) {
 
 // ---- the inner loops: sums[R][16] += a panel's blocks times R rounded rows
 
+// What a tile asks memory for while it computes, bit by bit: its share of the weights that come next. Else the first tile of
+// those would wait for all of them, and the others would leave memory idle.
+struct Ahead {
+    static constexpr long LINE = 64;
+    const char* at;
+    long step;  // bytes from one time to the next
+    void ask() {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(at + LINE, 0, 2);  // a step may be longer than a line
+        at += step;
+    }
+};
+
 constexpr long packed_bytes(int bits) { return bits == 4 ? LEVELS / 2 + 4 * PANEL : LEVELS + 2 * PANEL; }
 
 struct Plain {
@@ -168,7 +182,7 @@ struct Plain {
     static void unpack(const uint8_t*, int, uint8_t*, long) {}
 
     template <bool PACKED, int BITS, int R>
-    static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+    static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks, Ahead) {
         for (long b = 0; b < blocks; b++, w += packed_bytes(BITS), a += R * ROW)
             for (int r = 0; r < R; r++) {
                 float scale, sum;
@@ -203,6 +217,8 @@ inline __m256i high4(__m256i v) { return low4(_mm256_srli_epi16(v, 4)); }
 
 // Keeps a sum in its register: left alone, GCC computes all products of a block first and spills them.
 inline void pin(__m256i& v) { asm("" : "+x"(v)); }
+// Keeps the sums in memory between blocks: left alone, GCC carries copies of them along on the stack as well.
+inline void pin(float*& p) { asm("" : "+r"(p)); }
 
 // The float step of 8 outputs: sums + dot·(weight scale · row scale) + least · scaled sum of the row.
 inline void add8(float* sums, __m256i dot, __m256 scale, __m256 least, const uint8_t* row_scale, const uint8_t* row_sum) {
@@ -249,18 +265,20 @@ struct Avx2 {
     }
 
     template <bool PACKED, int BITS, int R>
-    static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+    static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks, Ahead ahead) {
         if constexpr (BITS == 4) {
-            four<PACKED, R>(w, a, sums, blocks);
+            four<PACKED, R>(w, a, sums, blocks, ahead);
         } else {
-            eight<PACKED, R, 0, R < 2 ? R : 2>(w, a, sums, blocks);
-            if constexpr (R > 2) eight<PACKED, R, 2, R - 2>(w, a, sums + 2 * PANEL, blocks);
+            eight<PACKED, R, 0, R < 2 ? R : 2>(w, a, sums, blocks, ahead);
+            if constexpr (R > 2) eight<PACKED, R, 2, R - 2>(w, a, sums + 2 * PANEL, blocks, ahead);
         }
     }
 
     template <bool PACKED, int R>
-    [[gnu::noinline]] static void four(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+    [[gnu::noinline]] static void four(const uint8_t* w, const uint8_t* a, float* sums, long blocks, Ahead ahead) {
         for (long b = 0; b < blocks; b++, w += PACKED ? packed_bytes(4) : unpacked_bytes(4), a += R * ROW) {
+            ahead.ask();
+            pin(sums);
             __m256i s[R][2];
 #pragma GCC unroll 8
             for (int q = 0; q < 8; q++) {
@@ -297,8 +315,10 @@ struct Avx2 {
 
     // Rows FIRST to FIRST + COUNT of R.
     template <bool PACKED, int R, int FIRST, int COUNT>
-    [[gnu::noinline]] static void eight(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+    [[gnu::noinline]] static void eight(const uint8_t* w, const uint8_t* a, float* sums, long blocks, Ahead ahead) {
         for (long b = 0; b < blocks; b++, w += PACKED ? packed_bytes(8) : unpacked_bytes(8), a += R * ROW) {
+            ahead.ask();
+            pin(sums);
             __m256i low[COUNT][2], high[COUNT][2];
 #pragma GCC unroll 8
             for (int q = 0; q < 8; q++) {
@@ -372,8 +392,9 @@ struct Vnni {
     }
 
     template <bool PACKED, int BITS, int R>
-    [[gnu::noinline]] static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+    [[gnu::noinline]] static void add(const uint8_t* w, const uint8_t* a, float* sums, long blocks, Ahead ahead) {
         for (long b = 0; b < blocks; b++, w += PACKED ? packed_bytes(BITS) : unpacked_bytes(BITS), a += R * ROW) {
+            ahead.ask();
             __m512i s[R];
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
@@ -406,17 +427,18 @@ struct Vnni {
 
 // ---- sharing out the work
 
-// What a thread made of a group of rows, for all the parts of the panels that it takes.
+// What a thread made of the groups of rows that it took parts of.
 template <class E>
 struct Scratch {
-    std::vector<E> held;  // only grows: clearing it again would cost as much as a row
-    long call = 0, group = 0;
-    E* at(long i) { return held.data() + i; }
-    bool take(long for_call, long for_group, size_t size) {  // whether it has to be made
-        if (call == for_call && group == for_group) return false;
-        call = for_call, group = for_group;
-        if (held.size() < size) held.resize(size);
-        return true;
+    std::vector<std::vector<E>> held;  // only grow: clearing them again would cost as much as a row
+    std::vector<long> calls;
+    // Room for `size` of a group; whether it has to be made.
+    std::pair<E*, bool> at(long call, size_t group, size_t size) {
+        if (held.size() <= group) held.resize(group + 1), calls.resize(group + 1);
+        if (held[group].size() < size) held[group].resize(size);
+        const bool fresh = calls[group] != call;
+        calls[group] = call;
+        return {held[group].data(), fresh};
     }
 };
 long next_call() {
@@ -425,7 +447,8 @@ long next_call() {
 }
 
 // Runs body(number of the group, first row, rows, first panel, end) for groups of rows and parts of the panels. Threads take
-// parts as they get done: one that a neighbour keeps off its core holds up no more than the part it has.
+// parts as they get done: one that a neighbour keeps off its core holds up no more than the part it has. All groups come for a
+// part before the next part does: its weights come from memory once.
 template <class Body>
 void share(long rows, int group, const Weights& w, Body body) {
     const long groups = (rows + group - 1) / group, panels = w.panels(), work = rows * w.outputs * w.inputs;
@@ -433,8 +456,8 @@ void share(long rows, int group, const Weights& w, Body body) {
     const long parts = threads == 1 ? 1 : std::min(panels, threads * std::clamp(work / groups / threads / PART, 1L, PARTS));
 #pragma omp parallel for schedule(dynamic) if (threads > 1)
     for (long i = 0; i < groups * parts; i++) {
-        const long first = i / parts * group, part = i % parts;
-        body(i / parts, first, std::min<long>(group, rows - first), panels * part / parts, panels * (part + 1) / parts);
+        const long first = i % groups * group, part = i / groups;
+        body(i % groups, first, std::min<long>(group, rows - first), panels * part / parts, panels * (part + 1) / parts);
     }
 }
 
@@ -452,18 +475,18 @@ void write(const Weights& w, long panel, const float* sums, T* out, long rows) {
 }
 
 template <class V, bool PACKED, int BITS>
-void add_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long blocks) {
+void add_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long blocks, Ahead ahead) {
     switch (rows) {
-        case 1: return V::template add<PACKED, BITS, 1>(w, a, sums, blocks);
-        case 2: return V::template add<PACKED, BITS, 2>(w, a, sums, blocks);
-        case 3: return V::template add<PACKED, BITS, 3>(w, a, sums, blocks);
-        case 4: return V::template add<PACKED, BITS, 4>(w, a, sums, blocks);
+        case 1: return V::template add<PACKED, BITS, 1>(w, a, sums, blocks, ahead);
+        case 2: return V::template add<PACKED, BITS, 2>(w, a, sums, blocks, ahead);
+        case 3: return V::template add<PACKED, BITS, 3>(w, a, sums, blocks, ahead);
+        case 4: return V::template add<PACKED, BITS, 4>(w, a, sums, blocks, ahead);
     }
     if constexpr (V::TILE == 8) switch (rows) {
-        case 5: return V::template add<PACKED, BITS, 5>(w, a, sums, blocks);
-        case 6: return V::template add<PACKED, BITS, 6>(w, a, sums, blocks);
-        case 7: return V::template add<PACKED, BITS, 7>(w, a, sums, blocks);
-        case 8: return V::template add<PACKED, BITS, 8>(w, a, sums, blocks);
+        case 5: return V::template add<PACKED, BITS, 5>(w, a, sums, blocks, ahead);
+        case 6: return V::template add<PACKED, BITS, 6>(w, a, sums, blocks, ahead);
+        case 7: return V::template add<PACKED, BITS, 7>(w, a, sums, blocks, ahead);
+        case 8: return V::template add<PACKED, BITS, 8>(w, a, sums, blocks, ahead);
     }
 }
 
@@ -472,20 +495,24 @@ template <class V, int BITS, class T>
 void levels_of_rows(const Weights& w, const uint8_t* rounded, T* out, int rows, long first, long end) {
     alignas(64) float sums[MOST_ROWS * PANEL];
     alignas(64) static thread_local uint8_t panel[DEPTH * V::unpacked_bytes(BITS)];
-    const long blocks = w.blocks();
+    const long blocks = w.blocks(), step = packed_bytes(BITS) * V::TILE / rows + 1;
     for (long p = first; p < end; p++) {
         std::fill(sums, sums + rows * PANEL, 0.0f);
         const uint8_t* packed = w.data + p * blocks * packed_bytes(BITS);
         if (rows <= V::DIRECT) {
+            const Ahead ahead{(const char*)packed + 8 * packed_bytes(BITS), packed_bytes(BITS)};
             for (int r = 0; r < rows; r += V::TILE)
-                add_tile<V, true, BITS>(std::min(V::TILE, rows - r), packed, rounded + r * blocks * ROW, sums + r * PANEL, blocks);
+                add_tile<V, true, BITS>(std::min(V::TILE, rows - r), packed, rounded + r * blocks * ROW, sums + r * PANEL, blocks,
+                                        ahead);
         } else {
             for (long b = 0; b < blocks; b += DEPTH) {
                 const long depth = std::min<long>(DEPTH, blocks - b);
                 V::unpack(packed + b * packed_bytes(BITS), BITS, panel, depth);
+                const char* next = (const char*)packed + (b + depth) * packed_bytes(BITS);
                 for (int r = 0; r < rows; r += V::TILE) {
                     const int count = std::min(V::TILE, rows - r);
-                    add_tile<V, false, BITS>(count, panel, rounded + r * blocks * ROW + b * count * ROW, sums + r * PANEL, depth);
+                    add_tile<V, false, BITS>(count, panel, rounded + r * blocks * ROW + b * count * ROW, sums + r * PANEL, depth,
+                                             {next + r / V::TILE * depth * step, step});
                 }
             }
         }
@@ -498,12 +525,13 @@ void times_levels(const Weights& w, const T* x, T* out, long rows) {
     const long call = next_call();
     share(rows, MOST_ROWS, w, [&](long group, long row, int count, long panel, long panel_end) {
         static thread_local Scratch<uint8_t> rounded;
-        if (rounded.take(call, group, count * w.blocks() * ROW))
+        const auto [levels, fresh] = rounded.at(call, group, count * w.blocks() * ROW);
+        if (fresh)
             for (int r = 0; r < count; r += V::TILE)
-                round_rows(x + (row + r) * w.inputs, w.inputs, std::min(V::TILE, count - r), rounded.at(r * w.blocks() * ROW));
+                round_rows(x + (row + r) * w.inputs, w.inputs, std::min(V::TILE, count - r), levels + r * w.blocks() * ROW);
         T* target = out + row * w.outputs;
-        if (w.bits == 4) levels_of_rows<V, 4>(w, rounded.at(0), target, count, panel, panel_end);
-        else levels_of_rows<V, 8>(w, rounded.at(0), target, count, panel, panel_end);
+        if (w.bits == 4) levels_of_rows<V, 4>(w, levels, target, count, panel, panel_end);
+        else levels_of_rows<V, 8>(w, levels, target, count, panel, panel_end);
     });
 }
 
@@ -522,21 +550,25 @@ inline void weights16(const bf16* w, long k, v8f& first, v8f& second) {
     std::memcpy(&second, &high, sizeof high);
 }
 
+// Adds R rows of x times `depth` inputs of a panel, and looks ahead once `every` so many inputs.
 template <int R, class W>
-void add_floats(const W* w, const float* x, long stride, float* sums, long depth) {
+void add_floats(const W* w, const float* x, long stride, float* sums, long depth, long every, Ahead ahead) {
     v8f s[R][2];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
         s[r][0] = load8(sums + r * PANEL);
         s[r][1] = load8(sums + r * PANEL + 8);
     }
-    for (long k = 0; k < depth; k++) {
-        v8f first, second;
-        weights16(w, k, first, second);
+    for (long k = 0; k < depth;) {
+        ahead.ask();
+        for (const long stop = std::min(depth, k + every); k < stop; k++) {
+            v8f first, second;
+            weights16(w, k, first, second);
 #pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            s[r][0] += x[r * stride + k] * first;
-            s[r][1] += x[r * stride + k] * second;
+            for (int r = 0; r < R; r++) {
+                s[r][0] += x[r * stride + k] * first;
+                s[r][1] += x[r * stride + k] * second;
+            }
         }
     }
 #pragma GCC unroll 6
@@ -547,14 +579,29 @@ void add_floats(const W* w, const float* x, long stride, float* sums, long depth
 }
 
 template <class W>
-void add_floats_any(int rows, const W* w, const float* x, long stride, float* sums, long depth) {
+void add_floats_any(int rows, const W* w, const float* x, long stride, float* sums, long depth, long every, Ahead ahead) {
     switch (rows) {
-        case 1: return add_floats<1>(w, x, stride, sums, depth);
-        case 2: return add_floats<2>(w, x, stride, sums, depth);
-        case 3: return add_floats<3>(w, x, stride, sums, depth);
-        case 4: return add_floats<4>(w, x, stride, sums, depth);
-        case 5: return add_floats<5>(w, x, stride, sums, depth);
-        default: return add_floats<6>(w, x, stride, sums, depth);
+        case 1: return add_floats<1>(w, x, stride, sums, depth, every, ahead);
+        case 2: return add_floats<2>(w, x, stride, sums, depth, every, ahead);
+        case 3: return add_floats<3>(w, x, stride, sums, depth, every, ahead);
+        case 4: return add_floats<4>(w, x, stride, sums, depth, every, ahead);
+        case 5: return add_floats<5>(w, x, stride, sums, depth, every, ahead);
+        default: return add_floats<6>(w, x, stride, sums, depth, every, ahead);
+    }
+}
+
+// All tiles of a group, times a panel.
+template <class W>
+void floats_of_rows(const W* panel, const float* x, long inputs, float* sums, int rows) {
+    constexpr long BYTES = PANEL * sizeof(W);
+    const long tiles = (rows + FLOAT_TILE - 1) / FLOAT_TILE, every = tiles * Ahead::LINE / BYTES;
+    const auto start = [&](long t) { return rows * t / tiles; };
+    for (long k = 0; k < inputs; k += FLOAT_DEPTH) {
+        const long depth = std::min<long>(FLOAT_DEPTH, inputs - k);
+        const char* next = (const char*)(panel + (k + depth) * PANEL);
+        for (long t = 0; t < tiles; t++)
+            add_floats_any(start(t + 1) - start(t), panel + k * PANEL, x + start(t) * inputs + k, inputs, sums + start(t) * PANEL,
+                           depth, every, {next + depth * BYTES * t / tiles, Ahead::LINE});
     }
 }
 
@@ -562,17 +609,14 @@ template <class W, class T>
 void times_floats(const Weights& w, const T* x, T* out, long rows) {
     const long call = next_call();
     share(rows, FLOAT_ROWS, w, [&](long group, long row, int count, long first, long end) {
-        static thread_local Scratch<float> wide;
+        static thread_local Scratch<float> scratch;
         alignas(64) float sums[FLOAT_ROWS * PANEL];
-        if (wide.take(call, group, count * w.inputs))
-            for (long i = 0; i < count * w.inputs; i++) wide.held[i] = widen(x[row * w.inputs + i]);
+        const auto [wide, fresh] = scratch.at(call, group, count * w.inputs);
+        if (fresh)
+            for (long i = 0; i < count * w.inputs; i++) wide[i] = widen(x[row * w.inputs + i]);
         for (long p = first; p < end; p++) {
             std::fill(sums, sums + count * PANEL, 0.0f);
-            const W* panel = (const W*)w.data + p * w.inputs * PANEL;
-            for (long k = 0; k < w.inputs; k += FLOAT_DEPTH)
-                for (int r = 0; r < count; r += FLOAT_TILE)
-                    add_floats_any(std::min(FLOAT_TILE, count - r), panel + k * PANEL, wide.at(r * w.inputs + k), w.inputs,
-                                   sums + r * PANEL, std::min<long>(FLOAT_DEPTH, w.inputs - k));
+            floats_of_rows((const W*)w.data + p * w.inputs * PANEL, wide, w.inputs, sums, count);
             write(w, p, sums, out + row * w.outputs, count);
         }
     });
