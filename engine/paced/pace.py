@@ -80,14 +80,15 @@ class Agenda:
         return self._heap[0][0] if self._heap else math.inf
 
     def take(self, now: float) -> list[Stream]:
-        """The streams whose next token is due, each with that token counted as made."""
-        due: list[Stream] = []
+        """The streams whose next token is due, each with that token counted as made. A stream that is behind by more
+        than one has the others taken by the next calls: who is told of a token reads its index off the stream."""
+        due: list[tuple[int, Stream]] = []
         while self._heap and self._heap[0][0] <= now:
             _, number, stream = heapq.heappop(self._heap)
-            if stream.gone:
-                continue
-            stream.made += 1
-            due.append(stream)
+            if not stream.gone:
+                stream.made += 1
+                due.append((number, stream))
+        for number, stream in due:
             if not stream.done:
                 self._put(number, stream)
-        return due
+        return [stream for _, stream in due]

@@ -55,6 +55,15 @@ def test_an_agenda_gives_each_token_once_and_forgets_who_is_gone() -> None:
     assert streams[1].done and agenda.next == math.inf
 
 
+def test_a_stream_that_is_behind_has_its_tokens_one_by_one() -> None:
+    agenda = Agenda()
+    agenda.add(Stream(Pace(0.05, 0.1), 1.0, 3, "late"))
+    said = []
+    while due := agenda.take(9.0):
+        said.append([s.made for s in due])
+    assert said == [[1], [2], [3]]
+
+
 async def test_the_client_stamps_every_token_and_none_before_it_was_due(upstream: str) -> None:
     front = Front("direct", upstream)
     until = time.perf_counter() + 1.0
