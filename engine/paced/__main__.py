@@ -7,10 +7,12 @@ import asyncio
 import os
 import secrets
 import signal
+import sys
 
 from engine.paced.http import HttpFace
 from engine.paced.queue import QueueFace
 from engine.protocol.keys import DEFAULT_PREFIX
+from engine.serve.link import SWITCH_S
 
 
 def _options() -> argparse.Namespace:
@@ -47,4 +49,5 @@ async def _serve(given: argparse.Namespace) -> int:
     return 1 if queue.failed else 0
 
 
+sys.setswitchinterval(SWITCH_S)
 raise SystemExit(asyncio.run(_serve(_options())))

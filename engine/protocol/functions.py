@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -258,8 +258,10 @@ class _Library:
 class Functions(_Library):
     """Blocking caller (engines, tests, settler tools). Not for the event loop."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys, ask: Callable[..., Any] | None = None) -> None:
+        """`ask` sends a command's words and returns the answer; the client does it when it is not given."""
         self.redis, self.keys = redis, keys
+        self._ask = ask or redis.execute_command
 
     def _call(self, name: str, *args: Any) -> Any:
         try:
@@ -272,7 +274,7 @@ class Functions(_Library):
 
     def _once(self, name: str, args: tuple[Any, ...]) -> Any:
         try:
-            return self.redis.fcall(f"{self.library}_{name}", 0, self.keys.prefix, *args)
+            return self._ask("FCALL", f"{self.library}_{name}", 0, self.keys.prefix, *args)
         except ResponseError as error:
             raise self.refined(self.keys, error) from None
 

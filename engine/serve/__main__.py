@@ -14,7 +14,7 @@ from types import FrameType
 from engine.backends.contract import Backend, Constraining
 from engine.protocol.keys import Keys
 from engine.serve.backends import build_backend, build_scheduler
-from engine.serve.link import Link, connect
+from engine.serve.link import SWITCH_S, Link, connect
 from engine.serve.log import Log
 from engine.serve.loop import EXIT_FAULT, StepLoop
 from engine.serve.options import Options, parse
@@ -121,6 +121,7 @@ def _facts(options: Options, backend: Backend) -> dict[str, object]:
 
 
 def main() -> int:
+    sys.setswitchinterval(SWITCH_S)
     options = parse()
     log = Log(options.log_level, engine=options.engine, pool=options.pool)
     started = time.monotonic()

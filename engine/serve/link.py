@@ -6,20 +6,25 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Any, cast
 
+import hiredis
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from engine.protocol.events import Event
 from engine.protocol.messages import Delta, Work
 
 __all__ = [
+    "SWITCH_S",
     "Abandoned",
     "Accounted",
     "Arrived",
     "Broken",
     "Cancelled",
+    "Direct",
     "DrainOrdered",
     "Inbox",
     "Item",
@@ -29,6 +34,10 @@ __all__ = [
     "Refused",
     "connect",
 ]
+
+SWITCH_S = 0.0005
+"""How long a thread of an engine may keep the others from the interpreter. With Python's 5 ms, whoever brings a request
+or takes a token out waits that long whenever the loop is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,8 @@ class Link:
     """Names by rank; the puller adds what the pool's queue knows."""
     nudge: threading.Event = field(default_factory=threading.Event)
     """Set: pull now."""
+    pulled: threading.Event = field(default_factory=threading.Event)
+    """Set: a pull is over."""
     known: set[str] = field(default_factory=set)
     """Requests pulled whose Final was not accepted yet."""
     quiet: threading.Event = field(default_factory=threading.Event)
@@ -139,3 +150,28 @@ def connect(url: str, timeout_s: float = 5.0) -> Redis:
     return Redis.from_url(
         url, socket_timeout=timeout_s, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 0), health_check_interval=0
     )
+
+
+class Direct:
+    """A connection of a thread's own beside its client's pool: for the few commands that a request's first token waits
+    for, each of which spends more time in the client's layers (pool, retries, callbacks) than on its way."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._connection: Any = redis.connection_pool.make_connection()
+
+    def ask(self, *words: str | bytes | int | float) -> Any:
+        """One command and its answer, as the server gives it. Raises `RedisError`; the next one connects again."""
+        self._connection.send_packed_command([hiredis.pack_command(cast("Any", words))])
+        return self._connection.read_response()
+
+    def ask_all(self, commands: list[tuple[str | bytes | int | float, ...]]) -> None:
+        """Commands whose answers are of no interest, in one write. Raises the first error among them, after all."""
+        self._connection.send_packed_command([b"".join(hiredis.pack_command(cast("Any", c)) for c in commands)])
+        failed: ResponseError | None = None
+        for _ in commands:
+            try:
+                self._connection.read_response()
+            except ResponseError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed

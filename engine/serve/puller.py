@@ -24,7 +24,7 @@ from engine.protocol.messages import (
     decode,
     encode,
 )
-from engine.serve.link import Abandoned, Accounted, Arrived, Broken, Cancelled, DrainOrdered, Link, Refused
+from engine.serve.link import Abandoned, Accounted, Arrived, Broken, Cancelled, Direct, DrainOrdered, Link, Refused
 from engine.serve.log import Log
 
 __all__ = ["Listener", "Puller"]
@@ -48,7 +48,7 @@ class Puller(threading.Thread):
         super().__init__(name="puller", daemon=True)
         self.redis: Any = redis  # redis-py's annotations allow str where bytes come
         self.keys, self.link, self.log = keys, link, log
-        self.functions = Functions(redis, keys)
+        self.functions = Functions(redis, keys, Direct(redis).ask)
         self.card, self.engine, self.pool, self.lease_ms = card, engine, pool, lease_ms
         self.heartbeat: Callable[[], Heartbeat] | None = None
         self.era = b""
@@ -126,6 +126,7 @@ class Puller(threading.Thread):
             link.credit = credit if link.tokens > 0 else {}
             if pulled.works:
                 link.inbox.put(Accounted(pulled.accounts))
+        link.pulled.set()
         for raw in pulled.controls:
             self._obey(raw)
         if not pulled.registered:
@@ -236,16 +237,20 @@ class Listener(threading.Thread):
 
     def __init__(self, redis: Redis, keys: Keys, engine: str, pool: str, link: Link) -> None:
         super().__init__(name="listener", daemon=True)
-        self.redis, self.link = redis, link
+        self.link, self._direct = link, Direct(redis)
         self.own, self.shared = keys.wake(engine), keys.wake(pool)
         self.stopped = threading.Event()
 
     def run(self) -> None:
+        link = self.link
         while not self.stopped.is_set():
-            self.link.hungry = self.link.spare and bool(self.link.credit)
-            keys = [self.own, self.shared] if self.link.hungry else [self.own]
+            with link.lock:  # while a pull is under way its credit is on the table, and seems to be none
+                link.hungry = link.spare and bool(link.credit)
+            keys = [self.own, self.shared] if link.hungry else [self.own]
             try:
-                if self.redis.blpop(keys, timeout=_LISTEN_S):
-                    self.link.nudge.set()
+                if self._direct.ask("BLPOP", *keys, _LISTEN_S):
+                    link.pulled.clear()
+                    link.nudge.set()
+                    link.pulled.wait(_LISTEN_S)  # whether there is room is known after it
             except RedisError:
                 self.stopped.wait(0.2)  # the puller notices the same and says so

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from engine.protocol.functions import Functions
 from engine.protocol.keys import Keys
 from engine.protocol.messages import encode
-from engine.serve.link import Broken, Link, Parcel
+from engine.serve.link import Broken, Direct, Link, Parcel
 from engine.serve.log import Log
 
 __all__ = ["Sender"]
@@ -39,7 +39,8 @@ class Sender(threading.Thread):
         super().__init__(name="sender", daemon=True)
         self.redis: Any = redis  # redis-py's annotations allow str where bytes come
         self.keys, self.pool, self.link, self.log = keys, pool, link, log
-        self.functions = Functions(redis, keys)
+        self._direct = Direct(redis)
+        self.functions = Functions(redis, keys, self._direct.ask)
         self.queue: Queue[Parcel | None] = Queue()
         self.accepted: deque[tuple[float, str, bytes]] = deque(maxlen=_KEEP_COUNT)
         self.undelivered = 0
@@ -115,14 +116,16 @@ class Sender(threading.Thread):
         """No new stream is made for a gateway: it makes its own with its lease, and the reaper takes it away."""
         if not parcel.deltas:
             return
-        pipe = self.redis.pipeline(transaction=False)
+        commands: list[tuple[str | bytes | int | float, ...]] = []
         for gateway, deltas in parcel.deltas.items():
-            pipe.xadd(self.keys.replies(gateway), {"d": encode(deltas)}, maxlen=_REPLIES_LENGTH, nomkstream=True)
+            stream, most = self.keys.replies(gateway), ("MAXLEN", "~", _REPLIES_LENGTH)
+            commands.append(("XADD", stream, "NOMKSTREAM", *most, "*", "d", encode(deltas)))
         for request, deltas in parcel.kept.items():
             # Here and not by the gateway: what it has not passed on yet must outlive it.
-            pipe.xadd(self.keys.out(request), {"d": encode(deltas)}, maxlen=_KEPT_LENGTH, approximate=True)
-            pipe.pexpire(self.keys.out(request), _KEPT_OPEN_MS)
-        pipe.execute()
+            stream, most = self.keys.out(request), ("MAXLEN", "~", _KEPT_LENGTH)
+            commands.append(("XADD", stream, *most, "*", "d", encode(deltas)))
+            commands.append(("PEXPIRE", stream, _KEPT_OPEN_MS))
+        self._direct.ask_all(commands)
         parcel.deltas, parcel.kept = {}, {}
 
     def _finals(self, parcel: Parcel) -> None:
