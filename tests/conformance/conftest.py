@@ -13,6 +13,11 @@ import pytest
 
 from tests.e2e.stack import Stack
 
+_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_SETTINGS = {
+    "SLUICE_CORS_ORIGINS": ",".join(f"http://{host}{port}" for host in _HOSTS for port in ("", ":3000", ":8080"))
+}
+"""What llama.cpp's tests set by flags."""
 _GIVEN = {name: os.environ.get(f"CONFORMANCE_{name}", "") for name in ("BASE", "KEY")}
 
 
@@ -38,7 +43,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     shutil.copytree(files[0].parent, folder / "models")
     if files[1].parent != files[0].parent:
         shutil.copytree(files[1], folder / "models" / files[1].name)
-    stack = Stack(folder, options=("--embeddings",))
+    stack = Stack(folder, options=("--embeddings",), more=_SETTINGS)
     try:
         line = stack.up()
         yield Served(line["api_base"], line["tenants"]["alpha"]["key"], line["model"], line["embedding_model"])
