@@ -14,8 +14,9 @@ from engine.protocol.messages import Delta
 
 __all__ = ["Fanout"]
 
-_LOT = 32
-"""Deltas between two looks at the sockets, about a millisecond of sending."""
+_LOT = 8
+"""Deltas between two looks at the sockets, a third of a millisecond of sending: a new request takes some five turns of
+the loop from its first byte to the queue, and each may have a lot before it."""
 _MOST_WAITING = 4096
 """With more than these the reader reads no further: what streams may have waiting is bounded elsewhere, by stream."""
 
