@@ -103,12 +103,13 @@ async def _answer(
         if not order.stream:
             body = await answer.whole()
             return raw_json(body, headers={**headers, "server-timing": answer.timing(ended=True)})
+        response = EventStream(EVENT_STREAM, {**headers, **_STREAM_HEADERS})
         first = await answer.first(settings.SLUICE_FIRST_BYTE_WAIT_S)
     except BaseException as error:
         answer.close(error)
         raise
-    headers |= {**_STREAM_HEADERS, "server-timing": answer.timing(ended=False)}
-    response = EventStream(answer.events(first, request.lane), EVENT_STREAM, headers)
+    response["server-timing"] = answer.timing(ended=False)
+    response.events = answer.events(first, request.lane)
     # Also when the client leaves before the first event is asked for and the generator never runs.
     response._resource_closers.append(answer.close)  # type: ignore[attr-defined]
     return response

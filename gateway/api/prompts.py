@@ -22,9 +22,10 @@ _SHORT = 1024
 _FEW = 8
 """Messages, likewise."""
 _SLOW_S = 0.003
-_KEPT_OFF = 1000
-"""A card whose template takes longer than that over a short prompt is kept off the event loop for a thousand times as
-long as it took: it can't cost the other streams more than a thousandth of their time."""
+_KEPT_OFF = 2000
+"""A card whose template takes longer than that over two short prompts in a row is kept off the event loop for two
+thousand times as long as the second took: it can't cost the other streams more than about a thousandth of their time.
+One alone says nothing: a garbage collection may have fallen into it."""
 _PLAIN = frozenset({"role", "content"})
 _BYTES_PER_TOKEN = 64
 """No tokenizer here has tokens this long on average over a whole prompt: more bytes than this can't fit the context."""
@@ -37,6 +38,8 @@ class Prompts:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
         self._tokenizers: dict[str, Tokenizer] = {}
         self._slow_until: dict[str, float] = {}
+        self._suspects: set[str] = set()
+        """Cards that were slow the last time."""
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -121,8 +124,13 @@ class Prompts:
         try:
             return work()
         finally:
-            if (took := time.thread_time() - busy) > _SLOW_S:
+            took = time.thread_time() - busy
+            if took <= _SLOW_S:
+                self._suspects.discard(card.hash)
+            elif card.hash in self._suspects:
                 self._slow_until[card.hash] = started + took * _KEPT_OFF
+            else:
+                self._suspects.add(card.hash)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run in a tokenizer thread."""

@@ -37,17 +37,21 @@ def error_response(error: ApiError) -> HttpResponse:
 
 
 class EventStream(StreamingHttpResponse):
-    """Server-sent events. Sends them itself: each is bytes already, and Django's way has three iterators on it."""
+    """Server-sent events. Sends them itself: each is bytes already, and Django's way has three iterators on it.
 
-    def __init__(self, events: AsyncGenerator[bytes, None], content_type: str, headers: dict[str, str]) -> None:
-        super().__init__(events, content_type=content_type, headers=headers)
-        self._events = events
+    `events` is set when there is something to say: the rest is made while the first token is waited for.
+    """
+
+    events: AsyncGenerator[bytes, None]
+
+    def __init__(self, content_type: str, headers: dict[str, str]) -> None:
+        super().__init__(content_type=content_type, headers=headers)
 
     async def send_to(self, send: Callable[[Any], Awaitable[None]]) -> None:
         """As ASGI messages: the head, a body for each part, the end."""
         headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in self.items()]
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        async with aclosing(self._events) as events:
+        async with aclosing(self.events) as events:
             async for part in events:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body"})
