@@ -115,7 +115,9 @@ async def test_an_engine_is_killed_during_streams_and_before_an_answer(gateway: 
         whole = asyncio.create_task(
             client.post("/chat/completions", json={**ASK, "model": "doomed", "max_tokens": 5000})
         )
-        await until(lambda: stack.redis.scard(f"{stack.prefix}open:alpha") == 4)
+        # What the engine has not pulled yet does not die with it.
+        (name,) = (found.decode() for found in stack.redis.zrange(f"{stack.prefix}engines:doomed", 0, -1))
+        await until(lambda: stack.redis.scard(f"{stack.prefix}engreq:{name}") == 4)
         engine.child.send_signal(signal.SIGKILL)
         async with asyncio.timeout(20):
             bodies = [(await s.aread()).decode() for s in streams]
