@@ -36,12 +36,10 @@ class Book:
         """A request of the tenant arrived. Back from idle, its counter is lifted to the smallest active one, and where
         nobody is active to the greatest."""
         active = self._active.setdefault(tier, {})
-        if tenant not in active:
-            if not self.shared:
-                level = self.least(tier) if active else self._greatest.get(tier, 0.0)
-                self.counters[tier, tenant] = max(self.counters.get((tier, tenant), 0.0), level)
-            active[tenant] = 0
-        active[tenant] += 1
+        if tenant not in active and not self.shared:
+            level = self.least(tier) if active else self._greatest.get(tier, 0.0)
+            self.counters[tier, tenant] = max(self.counters.get((tier, tenant), 0.0), level)
+        active[tenant] = active.get(tenant, 0) + 1
 
     def leave(self, tier: int, tenant: str) -> None:
         active = self._active[tier]

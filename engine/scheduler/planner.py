@@ -164,6 +164,8 @@ class Planner:
                 continue
             if self._behind_the_evicted(s):
                 continue
+            if s.state is State.WAITING and self._chunk(0) < 1:
+                break  # to start it without computing would only hold memory, and put it before better ones that come
             if not self._held_back(s) and self._admit(s) is False:
                 tries += 1
                 if s.state is State.PARKED or self._parks or tries >= _TRIES or self._impatient(s):
