@@ -6,9 +6,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
-import hiredis
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
@@ -161,12 +160,12 @@ class Direct:
 
     def ask(self, *words: str | bytes | int | float) -> Any:
         """One command and its answer, as the server gives it. Raises `RedisError`; the next one connects again."""
-        self._connection.send_packed_command([hiredis.pack_command(cast("Any", words))])
+        self._connection.send_command(*words)
         return self._connection.read_response()
 
     def ask_all(self, commands: list[tuple[str | bytes | int | float, ...]]) -> None:
         """Commands whose answers are of no interest, in one write. Raises the first error among them, after all."""
-        self._connection.send_packed_command([b"".join(hiredis.pack_command(cast("Any", c)) for c in commands)])
+        self._connection.send_packed_command(self._connection.pack_commands(commands))
         failed: ResponseError | None = None
         for _ in commands:
             try:
