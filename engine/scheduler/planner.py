@@ -86,18 +86,16 @@ class Planner:
         Two steps, because blocks that a swap frees can be spent only in the next one.
         """
         size, ledger, running = self._size, self._ledger, self._s.running
-        if len(running) <= ledger.device.available:
-            return
-        growing = [s for s in running.values() if s.known >= len(s.table.blocks) * size and not s.one_shot]
-        if len(growing) <= ledger.device.available:
+        short = {n: k for n, s in running.items() if (k := s.known // size + 1 - len(s.table.blocks)) > 0}
+        ledger.promised = sum(running[n].lacks(size) for n in short)
+        if sum(short.values()) <= ledger.device.available:
             return
         self._pressed = True
         keep = min(running.values(), key=lambda s: (self._policy.band(s, self._view), s.number))
-        short = {s.number for s in growing}
         for victim in self._victims.under_pressure(keep):
-            if len(short) <= ledger.device.available + ledger.coming:
+            if sum(short.values()) <= ledger.device.available + ledger.coming:
                 return
-            short.discard(victim.number)
+            short.pop(victim.number, None)
             self._park(victim)
 
     def _decode(self) -> dict[float, float]:
@@ -115,7 +113,7 @@ class Planner:
             if not start % size and start == len(s.table.blocks) * size:
                 if not device.available:
                     continue
-                self._extends[number] = Extend(number, device.take(1))
+                self._extends[number] = Extend(number, self._ledger.take(1))
             slices[number] = Slice(number, start, 1, True)
             context += start
             if s.due_s < dues.get(s.tpot_s, inf):
@@ -160,7 +158,9 @@ class Planner:
             heappop(heap)
             if s.state is State.RUNNING:
                 if s.number not in self._parks:  # a newcomer before it in the order may have evicted it
-                    self._slice(s, s.computed)
+                    blocks = self._slice(s, s.computed, len(s.table.blocks))
+                    if blocks:
+                        self._extends[s.number] = Extend(s.number, blocks)
                 continue
             if self._behind_the_evicted(s):
                 continue
@@ -168,7 +168,8 @@ class Planner:
                 break  # to start it without computing would only hold memory, and put it before better ones that come
             if not self._held_back(s) and self._admit(s) is False:
                 tries += 1
-                if s.state is State.PARKED or self._parks or tries >= _TRIES or self._impatient(s):
+                impatient = self._now - s.submitted_s > self._config.patience_s
+                if s.state is State.PARKED or self._parks or tries >= _TRIES or impatient:
                     heap = sorted(c for c in heap if c[2].state is State.RUNNING)
                     continue
             following = next(stream, None) if stream else None
@@ -231,20 +232,20 @@ class Planner:
         """Who was parked in this very plan comes before newcomers of its class, from the next plan on."""
         return bool(self._evicted) and self._policy.band(s, self._view) >= min(self._evicted)
 
-    def _impatient(self, s: Sequence) -> bool:
-        return self._now - s.submitted_s > self._config.patience_s
-
-    def _slice(self, s: Sequence, start: int) -> None:
-        """As much of the sequence as the chunk allows."""
+    def _slice(self, s: Sequence, start: int, held: int) -> tuple[int, ...]:
+        """As much of the sequence as the chunk allows. Blocks for it, those for what comes before it included."""
         todo = s.known - start
         room = self._chunk(start)
         length = todo if self._whole(s) and not (self._prefilled and todo > room) else min(todo, room)
-        if length <= 0:
-            return
-        self._prefilled = True
-        self._slices[s.number] = Slice(s.number, start, length, length == todo)
-        self._spare_s -= self._s.cost.prefill_seconds(length, start)
-        self._ledger.tokens -= length
+        if not s.one_shot:
+            length = min(length, (held + self._ledger.device.available) * self._size - start)
+        if length > 0:
+            self._prefilled = True
+            self._slices[s.number] = Slice(s.number, start, length, length == todo)
+            self._spare_s -= self._s.cost.prefill_seconds(length, start)
+            self._ledger.tokens -= length
+        lacks = 0 if s.one_shot else blocks_for(start + max(0, length), self._size) - held
+        return self._ledger.take(lacks) if lacks > 0 else ()
 
     def _whole(self, s: Sequence) -> bool:
         return s.one_shot or self._config.whole_prefill
@@ -268,30 +269,28 @@ class Planner:
         if s.state is State.WAITING:
             self._view.charge(s)
         self._ledger.device.pin(path)
-        blocks = self._ledger.device.take(need)
+        self._ledger.promised += need
         if s.host:
-            self._restores.append(Restore(s.number, s.host, blocks, s.computed))
-            self._slice(s, s.computed)
+            self._restores.append(Restore(s.number, s.host, self._slice(s, s.computed, 0), s.computed))
         elif leader is not None:
-            self._copy_on_write(s, leader, path, blocks)
+            self._copy_on_write(s, leader, path)
         else:
             if not s.one_shot:
                 self._fresh_groups.add(s.request.group)
             cached = len(path) * size
-            self._starts.append(Start(s.number, (*path, *blocks), cached))
-            self._slice(s, cached)
+            self._starts.append(Start(s.number, (*path, *self._slice(s, cached, len(path))), cached))
         return True
 
-    def _copy_on_write(self, s: Sequence, leader: Sequence, path: list[int], blocks: tuple[int, ...]) -> None:
+    def _copy_on_write(self, s: Sequence, leader: Sequence, path: list[int]) -> None:
         """A sibling of n > 1: whole prompt blocks are shared, the one both go on writing is copied."""
         index, prompt = len(path), len(s.request.prompt)
+        blocks = self._slice(s, prompt - 1, index)
         if prompt - 1 == index * self._size:
             self._starts.append(Start(s.number, (*path, *blocks), prompt - 1))
         else:
             source = leader.table.blocks[index]
             self._starts.append(Start(s.number, (*path, source, *blocks[1:]), prompt - 1))
             self._copies.append(BlockCopy(s.number, index, source, blocks[0]))
-        self._slice(s, prompt - 1)
 
     def _path(self, s: Sequence) -> list[int]:
         """Cached blocks the sequence can start on; at least its last token is always computed."""
@@ -320,7 +319,7 @@ class Planner:
         """A row, the blocks of the whole prompt, and a forecast of output that fits; or victims for them."""
         device, ledger = self._ledger.device, self._ledger
         need += device.unpinned(path)
-        fits = need <= device.available
+        fits = need <= ledger.free
         alone = not self._slices and not self._parks and not self._s.running and not self._starts
         if ledger.rows > 0 and fits and (alone or self._outlook_fits(s, need * self._size)):
             return True
@@ -330,13 +329,13 @@ class Planner:
         if band in self._futile:
             return False
         rows = 1 - ledger.rows
-        blocks = need - device.available - ledger.coming
+        blocks = need - ledger.free - ledger.coming
         chosen = self._victims.for_newcomer(s, self._policy, self._parks, rows, blocks)
         if not chosen:
             self._futile.add(band)
         for victim in chosen:
             self._park(victim)
-        return bool(chosen) and ledger.rows > 0 and need <= device.available
+        return bool(chosen) and ledger.rows > 0 and need <= ledger.free
 
     def _outlook_fits(self, s: Sequence, held: int) -> bool:
         """Is there room for its output too, beside the growth of those it could not evict later?"""
@@ -353,12 +352,12 @@ class Planner:
 
     def _outlook(self, s: Sequence) -> Outlook:
         scheduler, view = self._s, self._view
-        running = [r for r in scheduler.running.values() if r.number not in self._parks and r.table.blocks]
+        running = [r for r in scheduler.running.values() if r.number not in self._parks and not r.one_shot]
         stay = running
         if self._config.preempt:
             stay = [r for r in running if r.tier <= s.tier or not self._policy.evicts(s, r, view, lambda _: 0.0)]
-        pool = scheduler.device
-        shared = max(0, pool.live * self._size - sum(r.known - r.cached for r in running))
+        pool, size = scheduler.device, self._size
+        shared = max(0, pool.live * size - sum(min(r.known, len(r.table.blocks) * size) - r.cached for r in running))
         members = ((scheduler.remaining(r), r.known - r.cached) for r in stay)
         self._outlooks[s.tier] = Outlook(members, shared, pool.size * self._size)
         return self._outlooks[s.tier]
@@ -369,9 +368,11 @@ class Planner:
         piece = self._slices.pop(number, None)
         if piece is not None:
             ledger.tokens += piece.length
+        ledger.promised -= victim.lacks(self._size)
         extend = self._extends.pop(number, None)
         if extend is not None:
             ledger.device.undo(extend.blocks)
+            ledger.promised += len(extend.blocks)
         self._outlooks.clear()
         self._evicted.append(self._policy.band(victim, self._view))
         ledger.rows += 1

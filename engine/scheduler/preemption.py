@@ -85,7 +85,10 @@ class Victims:
                 break
             if may_go(s):
                 chosen.append(s)
-                rows, blocks = rows - 1, blocks - len(s.table.blocks) + s.table.shared(self._refs)
+                rows, blocks = (
+                    rows - 1,
+                    blocks - len(s.table.blocks) - s.lacks(view.config.block_size) + s.table.shared(self._refs),
+                )
         return chosen if rows <= 0 and blocks <= 0 else []
 
     @cached_property

@@ -120,7 +120,8 @@ class Scheduler:
     def room(self, now: float) -> Mapping[int, Room]:
         """Credit by tier: free room after what waits here already, and what the tier could evict from worse ones."""
         config, held = self.config, [*self.backlog, *self.parked.values()]
-        tokens = max(0, self.device.available * config.block_size - sum(s.known for s in held))
+        blocks = self.device.available - sum(s.lacks(config.block_size) for s in self.running.values())
+        tokens = max(0, blocks * config.block_size - sum(s.known for s in held))
         free = config.max_rows - len(self.running) - len(held)
         kept = config.max_rows // 8 * 2 if config.express_rows < 0 else config.express_rows
         rooms: dict[int, Room] = {}
@@ -150,8 +151,8 @@ class Scheduler:
         if sorted(placed) != sorted(self._all):
             raise AssertionError("a sequence is nowhere or in two places")
         for s in self.running.values():
-            if len(s.table.blocks) < blocks_for(s.computed, self.config.block_size) and not s.one_shot:
-                raise AssertionError(f"{s} has fewer blocks than computed tokens")
+            if len(s.table.blocks) != blocks_for(s.computed, self.config.block_size) and not s.one_shot:
+                raise AssertionError(f"{s} has other blocks than its computed tokens fill")
             if any(self.device.refs[block] > 1 for block in s.table.blocks[s.table.shared(self.device.refs) :]):
                 raise AssertionError(f"{s} shares a block behind one of its own")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
-from engine.kv.table import Table
+from engine.kv.table import Table, blocks_for
 from engine.scheduler.contract import Request
 
 __all__ = ["Sequence", "State"]
@@ -73,6 +73,10 @@ class Sequence:
     @property
     def prefilling(self) -> bool:
         return self.known - self.computed > 1 or not self.generated
+
+    def lacks(self, size: int) -> int:
+        """Blocks of `size` tokens still to be taken for what is known; one-shot work holds none."""
+        return 0 if self.one_shot else max(0, blocks_for(self.known, size) - len(self.table.blocks))
 
     def __repr__(self) -> str:
         return f"<{self.number} tier {self.tier} {self.tenant} {self.state.value} {self.computed}/{self.known}>"

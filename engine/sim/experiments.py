@@ -30,11 +30,8 @@ def batching() -> Rows:
     """Continuous against static batching and one at a time: exponential lengths, 16 rows, everything there at once."""
     source = [Source("a", 1, 1.0, 400, "backlog", "exponential")]
     rows = []
-    for name, config, static in (
-        ("one at a time", replace(BASE, max_rows=1), False),
-        ("static", BASE, True),
-        ("continuous", BASE, False),
-    ):
+    kinds = (("one at a time", replace(BASE, max_rows=1), False), ("static", BASE, True), ("continuous", BASE, False))
+    for name, config, static in kinds:
         world = World(replace(config, express_rows=0), "fcfs", static=static).run(stream(source))
         rows.append({"batching": name, "tokens_per_s": _find(world, "standard")["tokens_per_s"]})
     for row in rows:
@@ -47,10 +44,8 @@ def chunking() -> Rows:
     sources = [Source(f"s{i}", 0, 1.0, 1, "backlog", "16/400") for i in range(6)]
     sources.append(Source("long", 0, 1 / 4.0, 5, "uniform", "768/2"))
     rows = []
-    for name, config in (
-        ("whole", replace(BASE, whole_prefill=True, adaptive_chunk=False)),
-        ("chunked", BASE),
-    ):
+    whole = replace(BASE, whole_prefill=True, adaptive_chunk=False)
+    for name, config in (("whole", whole), ("chunked", BASE)):
         world = World(config, "tiered", front=False).run(stream(sources))
         streams = [life for life in world.lives.values() if life.arrival.tenant != "long"]
         ttft = [life.ttft_s for life in world.lives.values() if life.arrival.tenant == "long"]
@@ -130,14 +125,8 @@ def overload() -> Rows:
     rows, span = [], 100.0
     for load in (0.5, 0.75, 1.0, 1.5, 2.0, 3.0):
         row: dict[str, Any] = {"load": load, "offered_per_s": 8.0 * load}
-        for name, front in (
-            ("fcfs", False),
-            ("priority", False),
-            ("deadline", False),
-            ("tiered", False),
-            ("queued", True),
-        ):
-            policy = "tiered" if front else name
+        for name in ("fcfs", "priority", "deadline", "tiered", "queued"):
+            policy, front = ("tiered", True) if name == "queued" else (name, False)
             sources = [Source(f"t{i}", 0, 2.0 * load, int(2.0 * load * span), "poisson", "100/40") for i in range(4)]
             world = World(BASE, policy, front=front).run(stream(sources), until_s=span)
             row[name] = sum(life.met for life in world.lives.values()) / span

@@ -50,18 +50,11 @@ def summary(world: World) -> dict[str, Any]:
     for life in lives:
         served = (life.arrival.prompt if life.first_s >= 0 else 0) + 2 * life.tokens
         shares[life.arrival.tenant] = shares.get(life.arrival.tenant, 0.0) + served / life.arrival.weight
-    return {
-        "policy": world.policy,
-        "engines": world.engines,
-        "makespan_s": span,
-        "requests": len(lives),
-        "met_per_s": sum(life.met for life in lives) / span,
-        "jain": jain(list(shares.values())),
-        "steps": sum(engine.steps for engine in world.fleet),
-        "recomputed_tokens": sum(engine.recomputed for engine in world.fleet),
-        "swaps": sum(engine.swaps for engine in world.fleet),
-        "rows": rows,
-    }
+    whole: dict[str, Any] = {"policy": world.policy, "engines": world.engines, "makespan_s": span}
+    whole |= {"requests": len(lives), "met_per_s": sum(life.met for life in lives) / span}
+    whole |= {"jain": jain(list(shares.values())), "steps": sum(engine.steps for engine in world.fleet)}
+    whole |= {"recomputed_tokens": sum(engine.recomputed for engine in world.fleet)}
+    return whole | {"swaps": sum(engine.swaps for engine in world.fleet), "rows": rows}
 
 
 def _cell(value: Any) -> str:
@@ -87,9 +80,8 @@ def plot(title: str, series: dict[str, list[tuple[float, float]]], x: str, y: st
     high_x, high_y = max(p[0] for p in points) or 1.0, max(p[1] for p in points) or 1.0
     colours = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df")
     parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 400" font-family="sans-serif" font-size="12">']
-    parts.append(
-        f'<text x="60" y="20" font-size="14">{title}</text><path d="M60 30V350H620" fill="none" stroke="#888"/>'
-    )
+    parts.append(f'<text x="60" y="20" font-size="14">{title}</text>')
+    parts.append('<path d="M60 30V350H620" fill="none" stroke="#888"/>')
     parts.append(f'<text x="560" y="385">{x}</text><text x="4" y="40">{y}</text>')
     for part in (0.25, 0.5, 0.75, 1.0):
         parts.append(f'<text x="{60 + 540 * part:.0f}" y="367" text-anchor="middle">{high_x * part:.3g}</text>')

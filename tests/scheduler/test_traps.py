@@ -79,14 +79,17 @@ def test_if_nothing_runs_and_work_waits_something_is_admitted() -> None:
     b.verify()
 
 
-def test_a_prompt_is_admitted_only_when_the_whole_of_it_can_be_held() -> None:
-    b = bench("priority", device_blocks=30, max_rows=8, max_step_tokens=16, forecast_output=False)
-    for number in range(8):
-        b.submit(request(number, prompt=60, max_new=1))
-    plan = b.step()
-    assert [len(start.blocks) for start in plan.starts] == [15]
+def test_a_prompt_takes_its_blocks_piece_by_piece_and_nobody_else_gets_the_rest() -> None:
+    b = bench("priority", device_blocks=20, max_step_tokens=16, preempt=False, forecast_output=False)
+    b.submit(request(1, prompt=60, max_new=1, tier=2))
+    assert [len(start.blocks) for start in b.step().starts] == [4]
+    b.submit(request(2, prompt=40, max_new=1, tier=0, arrival=b.now))
+    plans = [b.step() for _ in range(3)]
+    assert [len(extend.blocks) for plan in plans for extend in plan.extends] == [4, 4, 3]
+    assert not any(plan.starts for plan in plans), "16 blocks are free, but 11 of them promised"
     b.drain()
     assert not parks(b), "nothing that was begun had to be thrown out"
+    b.verify()
 
 
 def test_blocks_that_a_copy_still_reads_are_neither_counted_nor_given_away() -> None:
