@@ -51,6 +51,8 @@ class Principal:
     active: bool
     """False: revoked key, closed project, suspended or closed tenant."""
     salt: str
+    other_tiers: tuple[str, ...] = ()
+    """Names of the tiers that exist and are not its own: to ask for one is forbidden, for any other name a mistake."""
 
 
 def load_principal(public_id: str) -> tuple[Principal, bytes] | None:
@@ -67,13 +69,15 @@ find_principal = off_loop(load_principal)
 def _principal(key: ApiKey) -> Principal:
     project, tenant = key.project, key.project.tenant
     lower = tenant.lower_tiers.filter(rank__gt=tenant.tier.rank).order_by("rank")
+    tiers = tuple(_tier(t) for t in (tenant.tier, *lower))
+    own = [t.name for t in tiers]
     return Principal(
         tenant=tenant.slug,
         tenant_name=tenant.name,
         project=project.slug,
         key_id=key.public_id,
         generation=tenant.generation,
-        tiers=tuple(_tier(t) for t in (tenant.tier, *lower)),
+        tiers=tiers,
         models=None if key.allowed_models is None else tuple(key.allowed_models),
         scopes=frozenset(key.scopes),
         ip_ranges=tuple(key.ip_ranges),
@@ -86,6 +90,7 @@ def _principal(key: ApiKey) -> Principal:
         expires_ms=None if key.expires_at is None else int(key.expires_at.timestamp() * 1000),
         active=_active(key, project, tenant),
         salt=tenant.salt,
+        other_tiers=tuple(Tier.objects.exclude(name__in=own).order_by("rank").values_list("name", flat=True)),
     )
 
 

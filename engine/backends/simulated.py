@@ -22,7 +22,7 @@ __all__ = ["Simulated", "SimulatedCrash", "Simulation", "create"]
 
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _END = 256 + _SPECIALS.index("<|im_end|>")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from jinja2 import meta
@@ -15,9 +15,26 @@ from jinja2 import meta
 from engine.text.sandbox import Limits, OverLimit, Sandbox, TemplateError, render_within
 from engine.text.tools import with_tools_as_text
 
-__all__ = ["ChatTemplate", "Rendered", "TemplateError"]
+__all__ = ["PLAIN", "RESERVED_VARIABLES", "ChatOptions", "ChatTemplate", "Rendered", "TemplateError"]
 
 _MARKERS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters: no text needs them
+_GIVEN: Final = {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
+_JINJA: Final = {"loop", "self", "super", "caller", "varargs", "kwargs", "true", "false", "none", "True", "False"} | {
+    "None"
+}
+RESERVED_VARIABLES: Final = frozenset(_GIVEN | _JINJA | Sandbox().globals.keys())
+"""Names that a template gets from here, or from its language, and a client can't set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a conversation becomes a prompt, beside what is said in it."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The prompt ends inside the last message, for the model to go on with it."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """More variables of the template, such as `enable_thinking`; none of `RESERVED_VARIABLES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +43,9 @@ class Rendered:
 
     text: str
     marker: str = ""
+
+
+PLAIN: Final = ChatOptions()
 
 
 class ChatTemplate:
@@ -42,21 +62,28 @@ class ChatTemplate:
         messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        options: ChatOptions = PLAIN,
         guarded: re.Pattern[str] | None = None,
     ) -> Rendered:
-        """The prompt. What `guarded` matches inside messages and tools comes out broken up by a marker character."""
+        """The prompt. What `guarded` matches inside the client's text comes out broken up by a marker character."""
         plain = [_plain(m) for m in messages]
         if not self.takes_tools:
             plain, tools = with_tools_as_text(plain, tools), None
-        values: dict[str, Any] = {"messages": plain, "tools": list(tools) if tools else None}
-        marker = ""
+        values = {"documents": None, **options.variables, "messages": plain, "tools": list(tools) if tools else None}
+        marker = cut = ""
         if guarded is not None and _any_match(values, guarded):
             marker = _free_marker(values)
             values = _map_text(values, lambda text: guarded.sub(lambda m: _broken(m.group(), marker), text))
-        values |= self._tokens | {"add_generation_prompt": add_generation_prompt, "documents": None}
+        if options.continue_final_message:
+            cut = _free_marker(values)
+            values["messages"][-1]["content"] += f"{cut} "
+        opens = options.add_generation_prompt and not cut
+        text = self._rendered(values | self._tokens | {"add_generation_prompt": opens})
+        return Rendered(_up_to(text, cut) if cut else text, marker)
+
+    def _rendered(self, values: Mapping[str, Any]) -> str:
         try:
-            return Rendered(render_within(self._limits, self._template(), values), marker)
+            return render_within(self._limits, self._template(), values)
         except TemplateError:
             raise
         except (OverLimit, RecursionError, MemoryError) as error:
@@ -136,6 +163,14 @@ def _free_marker(values: Any) -> str:
         if marker not in used:
             return marker
     raise TemplateError("the messages use every Unicode noncharacter")
+
+
+def _up_to(text: str, cut: str) -> str:
+    """The prompt as far as the last message goes. Where the template strips messages, blank space at its end goes."""
+    at = text.rfind(cut)
+    if at < 0:
+        raise TemplateError("the chat template does not end with the text of the last message")
+    return text[:at] if text.startswith(f"{cut} ", at) else text[:at].rstrip()
 
 
 def _broken(token: str, marker: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from engine.protocol.messages import ModelCard
-from engine.text.chat import ChatTemplate
+from engine.text.chat import PLAIN, ChatOptions, ChatTemplate
 
 __all__ = ["Tokenizer"]
 
@@ -59,12 +59,10 @@ class Tokenizer:
         messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        options: ChatOptions = PLAIN,
     ) -> list[int]:
         """The ids of a conversation. Raises `TemplateError` (a ValueError) when the template refuses it or fails."""
-        rendered = self._template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, guarded=self._special_pattern
-        )
+        rendered = self._template.render(messages, tools=tools, options=options, guarded=self._special_pattern)
         return self._encode_special(rendered.text, marker=rendered.marker)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

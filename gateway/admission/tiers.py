@@ -25,6 +25,10 @@ def choose_tier(principal: Principal, service_tier: str | None) -> TierFacts:
     if service_tier == "flex":
         return principal.tiers[-1]
     allowed = ", ".join(f"'{t.name}'" for t in principal.tiers)
+    if service_tier not in principal.other_tiers:
+        words = ", ".join(f"'{word}'" for word in ("auto", "default", "flex", "priority"))
+        message = f"Invalid value: '{service_tier[:64]}'. Supported values are: {words}, {allowed}."
+        raise ApiError("invalid_value", message, param="service_tier")
     raise ApiError(
         "tier_not_allowed",
         f"This API key may not use the service tier asked for; it may use {allowed}.",

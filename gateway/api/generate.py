@@ -58,7 +58,8 @@ async def chat_order(plane: Plane, arrival: Arrival, principal: Principal, body:
         raise unsupported("tool_choice", "this model's engine can't be made to call a tool; use 'auto'.")
     grammar = await _grammar(plane, principal, model, body.constraint(calls))
     sampling = _sampling(body, model.card, body.token_limit, top_logprobs=_chat_logprobs(body), grammar=grammar)
-    prompts = await plane.prompts.chat(model.card, messages, calls.shown if calls is not None else None)
+    shown = calls.shown if calls is not None else None
+    prompts = await plane.prompts.chat(model.card, messages, shown, body.options())
     order = _order(body, "chat", model, prompts, sampling, "messages", messages)
     # With a format the answer itself may be such an object: then calls are known by their marks alone.
     bare = body.response_format is None or isinstance(body.response_format, TextFormat)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from engine.protocol.messages import ModelCard
-from engine.text import TemplateError, Tokenizer
+from engine.text import ChatOptions, TemplateError, Tokenizer
 from gateway.errors import ApiError
 
 __all__ = ["Prompts"]
@@ -49,17 +49,18 @@ class Prompts:
         card: ModelCard,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
-        add_generation_prompt: bool = True,
+        options: ChatOptions,
     ) -> tuple[tuple[int, ...], ...]:
         """The ids of a conversation."""
         size = sum(len(m.get("content") or "") for m in messages)
         _check_size(card, size, "messages")
-        short = size <= _SHORT and len(messages) <= _FEW and not tools and all(m.keys() <= _PLAIN for m in messages)
+        short = size <= _SHORT and len(messages) <= _FEW and not (tools or options.variables)
+        short = short and all(m.keys() <= _PLAIN for m in messages)
 
         def encode() -> tuple[tuple[int, ...], ...]:
             try:
                 tokenizer = self.tokenizer(card)
-                return (tuple(tokenizer.chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)),)
+                return (tuple(tokenizer.chat(messages, tools=tools, options=options)),)
             except TemplateError as error:
                 raise ApiError(
                     "invalid_value", f"The messages do not fit this model: {error}.", param="messages"

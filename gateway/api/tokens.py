@@ -26,9 +26,7 @@ async def tokenize(request: DataRequest) -> HttpResponseBase:
     card = _with_text((await plane.admission.find_model(request.arrival, principal, body.model)).card)
     if body.messages is not None:
         tools = msgspec.to_builtins(body.tools) if body.tools else None
-        conversation = await plane.prompts.chat(
-            card, render(body.messages), tools, body.add_generation_prompt is not False
-        )
+        conversation = await plane.prompts.chat(card, render(body.messages), tools, body.options())
         ids = list(conversation[0])
     else:
         ids = await plane.prompts.text(card, body.prompt or "")

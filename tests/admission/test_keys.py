@@ -83,6 +83,9 @@ def test_a_tier_may_only_be_lowered(gateway: Gateway) -> None:
         assert ask(client, service_tier="auto").json()["service_tier"] == "standard"
         assert ask(client, service_tier="flex").json()["service_tier"] == "batch"
         check(ask(client, service_tier="interactive"), 403, "tier_not_allowed")
+        for name in ("warp", "", "Batch"):
+            error = check(ask(client, service_tier=name), 400, "invalid_value")
+            assert error["param"] == "service_tier" and "'auto'" in error["message"] and "'batch'" in error["message"]
 
 
 def test_a_suspension_is_seen_at_once(gateway: Gateway) -> None:

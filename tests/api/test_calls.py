@@ -287,6 +287,37 @@ def test_a_list_under_items_is_a_tuple() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "enforced"),
+    [
+        ("#/properties/pair/items/0", "#/properties/pair/prefixItems/0"),
+        ("#/properties/pair/items/1/items/0", "#/properties/pair/prefixItems/1/prefixItems/0"),
+        ("#/properties/pair/additionalItems", "#/properties/pair/items"),
+        ("#/properties/list/items", "#/properties/list/items"),
+        ("#/properties/items/items/0", "#/properties/items/prefixItems/0"),
+        ("#/$defs/a~1b/anyOf/0/items/0", "#/$defs/a~1b/anyOf/0/prefixItems/0"),
+        ("#/$defs/a%7E1b/anyOf/0/items/0", "#/$defs/a%7E1b/anyOf/0/prefixItems/0"),
+        ("#/properties/fixed/const/items/0", "#/properties/fixed/const/items/0"),
+        ("#/properties/gone/items/0", "#/properties/gone/items/0"),
+        ("#/properties/pair/items/9/items/0", "#/properties/pair/prefixItems/9/items/0"),
+        ("#", "#"),
+    ],
+)
+def test_a_reference_into_a_tuple_goes_where_the_tuple_went(given: str, enforced: str) -> None:
+    one = {"items": [{"type": "null"}]}
+    parts = {
+        "pair": {"items": [{"type": "integer"}, one], "additionalItems": {"type": "boolean"}},
+        "list": {"items": {"type": "string"}},
+        "items": one,
+        "fixed": {"const": one},
+        "it": {"$ref": given},
+    }
+    schema = {"properties": parts, "$defs": {"a/b": {"anyOf": [one]}}}
+    calls = request(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}]).calling()
+    assert calls is not None and calls.functions[0].parameters is not None
+    assert calls.functions[0].parameters["properties"]["it"] == {"$ref": enforced}
+
+
 def test_a_result_answers_a_call_before_it() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     made = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]

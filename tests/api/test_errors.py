@@ -70,7 +70,9 @@ def called(type: str = "function", name: str = "f") -> dict[str, Any]:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": [1]}, "messages"),
+        ({"messages": [1]}, "messages[0]"),
+        ({"messages": [{"role": 1, "content": "x"}]}, "messages[0].role"),
+        ({"messages": ASK["messages"], "tools": ["f"]}, "tools[0]"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -117,6 +119,19 @@ def test_a_bad_field_is_named(client: httpx.Client, fields: dict[str, Any], para
     assert 400 <= response.status_code < 404
     assert check(response, response.status_code)["param"] == param
     assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": "2"}, "Invalid type for 'n': expected an integer, but got a string instead."),
+        ({"stop": 5}, "Invalid type for 'stop': expected a string or an array, but got an integer instead."),
+        ({"messages": None}, "Invalid type for 'messages': expected an array, but got null instead."),
+        ({"messages": [{"role": 1}]}, "Invalid type for 'messages[0].role': expected a string."),
+    ],
+)
+def test_a_wrong_type_is_told_in_words(client: httpx.Client, fields: dict[str, Any], message: str) -> None:
+    assert check(ask(client, **fields), 400, "invalid_type")["message"] == message
 
 
 @pytest.mark.parametrize(

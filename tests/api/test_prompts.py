@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from engine.text.chat import ChatTemplate
+from engine.text.chat import ChatOptions, ChatTemplate
 from gateway.api.prompts import Prompts
 from tests.text.toy import toy_card
 
@@ -32,7 +32,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 async def test_a_card_that_is_slow_twice_in_a_row_leaves_the_event_loop(threads: list[bool]) -> None:
     prompts, card = Prompts(), toy_card(TEMPLATE)
     for text in ("hi", "hi", "slow", "hi", "slow", "slow", "hi"):
-        await prompts.chat(card, [{"role": "user", "content": text}], None)
+        await prompts.chat(card, [{"role": "user", "content": text}], None, ChatOptions())
     prompts.close()
     # The first makes the tokenizer; one slow render is forgiven, the second in a row is not.
     assert threads == [False, True, True, True, True, True, False]

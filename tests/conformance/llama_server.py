@@ -41,6 +41,8 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--api-key")
     parser.add_argument("--alias")
     parser.add_argument("--chat-template-file", type=Path)
+    parser.add_argument("--reasoning", choices=("on", "off", "auto"), default="auto")
+    parser.add_argument("--chat-template-kwargs", type=json.loads, default={})
     return parser.parse_known_args()[0]
 
 
@@ -223,15 +225,22 @@ def _counts(usage: Json) -> Json:
 
 
 def rendered(body: Json) -> Json:
-    """`/apply-template` shows a prompt without running it. Ours is no route but a function: the server's own."""
+    """`/apply-template` shows a prompt without running it. Ours is no route but functions: the server's own, from the
+    check of the request to the text. The flags are defaults of template variables; `auto` means on."""
     from engine.text.chat import ChatTemplate
+    from gateway.api.schemas.decode import decode_body
+    from gateway.api.schemas.messages import render
+    from gateway.api.schemas.tokenize import TokenizeRequest
 
     assert FLAGS.chat_template_file is not None
     template = ChatTemplate(FLAGS.chat_template_file.read_text(), bos_token="<|im_start|>", eos_token="<|im_end|>")
-    wanted = body.get("add_generation_prompt", True)
-    return {
-        "prompt": template.render(body["messages"], tools=body.get("tools") or None, add_generation_prompt=wanted).text
-    }
+    variables = {"enable_thinking": FLAGS.reasoning != "off"} | FLAGS.chat_template_kwargs
+    variables |= body.get("chat_template_kwargs") or {}
+    sent = body | {"model": _MODEL, "chat_template_kwargs": variables}
+    request = decode_body(json.dumps(sent).encode(), TokenizeRequest)
+    request.check()
+    tools = body.get("tools") or None
+    return {"prompt": template.render(render(request.messages or []), tools=tools, options=request.options()).text}
 
 
 class Handler(BaseHTTPRequestHandler):

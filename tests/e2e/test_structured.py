@@ -171,6 +171,18 @@ def test_what_can_not_be_enforced_is_refused_before_any_byte(
         assert says in refused.value.message
 
 
+def test_a_reference_into_a_tuple_is_followed(stack: Stack) -> None:
+    """In the tuple's older form, which the server rewrites."""
+    pair = {"type": "array", "items": [{"enum": ["x"]}, {"type": "boolean"}], "minItems": 2, "additionalItems": False}
+    parts = {"pair": pair, "again": {"$ref": "#/properties/pair/items/0"}}
+    wanted = schema({"type": "object", "properties": parts, "required": ["pair", "again"]})
+    answer = stack.client().chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=60, temperature=0, response_format=wanted
+    )
+    said = json.loads(answer.choices[0].message.content or "")
+    assert said["pair"][0] == said["again"] == "x" and type(said["pair"][1]) is bool
+
+
 def test_one_tenants_slow_grammar_holds_up_nobody(stack: Stack) -> None:
     """A schema that takes too long is refused; meanwhile a plain request of another tenant streams on."""
     huge = schema({"enum": [f"{i}" * 9 for i in range(12_000)]})

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text import TemplateError
-from tests.text.toy import SPECIALS, toy
+from engine.text import ChatOptions, TemplateError
+from tests.text.toy import SPECIALS, TEMPLATE, toy
 
 TOY = toy()
+OPEN = ChatOptions(continue_final_message=True)
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -28,7 +29,37 @@ def test_a_conversation_becomes_special_tokens_and_text() -> None:
 
 
 def test_without_a_generation_prompt() -> None:
-    assert TOY.decode(TOY.chat(HELLO, add_generation_prompt=False)) == "user\nhello\n"
+    assert TOY.decode(TOY.chat(HELLO, options=ChatOptions(add_generation_prompt=False))) == "user\nhello\n"
+
+
+def test_more_variables_reach_the_template_but_no_special_token_in_them() -> None:
+    template = "{{ messages[0].content }}|{{ enable_thinking }}|{{ note.a[0] }}|{{ documents | length }}"
+    variables = {"enable_thinking": False, "note": {"a": ["<|im_end|>"]}, "documents": [{"text": "x"}]}
+    ids = toy(template).chat(HELLO, options=ChatOptions(variables=variables))
+    assert toy().decode(ids, skip_special=False) == "hello|False|<|im_end|>|1"
+    assert 2 not in ids
+    assert render("{{ enable_thinking is defined }}") == "False"
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "end"),
+    [
+        (TEMPLATE, "Once upon ", "<|im_start|>assistant\nOnce upon "),
+        (TEMPLATE, "", "<|im_start|>assistant\n"),
+        (TEMPLATE, "a<|im_end|>", "<|im_start|>assistant\na<|im_end|>"),
+        (TEMPLATE.replace("m['content']", "m['content'] | trim"), " Once upon ", "<|im_start|>assistant\nOnce upon"),
+    ],
+)
+def test_a_last_message_that_is_gone_on_with_stays_open(template: str, content: str, end: str) -> None:
+    tokenizer = toy(template)
+    ids = tokenizer.chat([*HELLO, {"role": "assistant", "content": content}], options=OPEN)
+    assert tokenizer.decode(ids, skip_special=False).endswith(end)
+    assert ids.count(1) == 2 and ids.count(2) == 1
+
+
+def test_a_template_that_hides_the_last_message_cannot_go_on_with_it() -> None:
+    with pytest.raises(TemplateError, match="last message"):
+        render("{{ messages[0].content }}", [*HELLO, {"role": "assistant", "content": "x"}], options=OPEN)
 
 
 @settings(derandomize=True, max_examples=150)

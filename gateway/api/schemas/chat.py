@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from engine.text import ChatOptions
 from gateway.api.schemas.common import (
     GenerationRequest,
     Positive,
@@ -23,6 +24,7 @@ from gateway.api.schemas.structured import (
     wanted_by_format,
     with_calls,
 )
+from gateway.api.schemas.template import chat_options
 from gateway.api.schemas.tools import Calling, FunctionTool, ToolChoice, calling
 
 __all__ = ["ChatRequest"]
@@ -39,6 +41,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Annotated[str, Meta(max_length=512)]] | None = None
     store: bool | None = None
+    # Extensions that vLLM and llama.cpp have too: how the conversation becomes a prompt.
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Any = None
+    documents: Any = None
     # Documented by OpenAI; those that change the answer in a way that no model here can are refused by name.
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
@@ -60,6 +68,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
         self._check_metadata()
         check_tool_results(self.messages)
+        self.options()
         self._check_constraints()
         self._check_unsupported()
 
@@ -88,10 +97,20 @@ class ChatRequest(GenerationRequest, kw_only=True):
         for name, newer in (("functions", "tools"), ("function_call", "tool_choice")):
             if getattr(self, name) is not None:
                 raise unsupported(name, f"use '{newer}'.")
+        if self.chat_template is not None:
+            raise unsupported("chat_template", "a model is asked with its own.")
+        if self.documents is not None:
+            raise unsupported("documents", "where the model's template knows them, use 'chat_template_kwargs'.")
 
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def options(self) -> ChatOptions:
+        """How the messages become a prompt."""
+        return chat_options(
+            self.messages, self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs
+        )
 
     def calling(self) -> Calling | None:
         """How the answer may call tools."""

@@ -21,6 +21,16 @@ _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `([^`]+)`(?: - at `\$([^`]*)`)?")
 _AT = re.compile(r"^(.*?)(?: - at `(?:key in )?\$([^`]*)`)?$", re.DOTALL)
 _IN_LIST = re.compile(r"^(\w+)(?:\[\d+\])+$")
+_WRONG_TYPE = re.compile(r"Expected `([a-z |]+)`(?:, got `(\w+)`)?$")
+_NOUNS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
 _UNKNOWN_TAG = re.compile(r"Invalid value '(.*)'$", re.DOTALL)
 
 
@@ -85,12 +95,23 @@ def _invalid(message: str) -> ApiError:
         return ApiError("missing_required_parameter", f"Missing required parameter: '{param}'.", param=param)
     match = _AT.match(message)
     text, param = (match[1], (match[2] or "").lstrip(".")) if match else (message, "")
-    # The key of a map is the client's, and a place in a plain list says little: the parameter is the map or the list.
-    param = _IN_LIST.sub(r"\1", param.replace("[...]", ""))
+    # The key of a map is the client's, and a place in a list of plain values says little: the map or list is meant.
+    param = param.replace("[...]", "")
+    param = param if text.startswith("Expected `object") else _IN_LIST.sub(r"\1", param)
     where = f" for '{param}'" if param else ""
     if unknown := _UNKNOWN_TAG.match(text):
         return ApiError("invalid_value", f"Invalid value: '{unknown[1][:64]}'{where}.", param=param or None)
     if text.startswith("Expected `object`, got") and not param:
         return ApiError("invalid_type", f"The request body must be a JSON object: {text}.")
+    if wrong := _WRONG_TYPE.match(text):
+        got = f", but got {_nouns(wrong[2])} instead" if wrong[2] else ""
+        message = f"Invalid type{where}: expected {_nouns(wrong[1])}{got}."
+        return ApiError("invalid_type", message, param=param or None)
     code = "invalid_type" if ", got" in text else "invalid_value"
     return ApiError(code, f"Invalid value{where}: {text}.", param=param or None)
+
+
+def _nouns(types: str) -> str:
+    """msgspec's names of types in words; that null is taken as absence needs no mention."""
+    names = [name for name in types.split(" | ") if name != "null"] or ["null"]
+    return " or ".join(_NOUNS.get(name, name) for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -27,6 +28,8 @@ _FORMATS: Final = {"date-time", "date", "time", "duration", "email", "hostname",
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLES: Final = ("items", "additionalProperties", "additionalItems")
+_RENAMED: Final = {"items": "prefixItems", "additionalItems": "items"}
+"""In a tuple: what JSON Schema calls since 2020 what it called otherwise before."""
 _COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
@@ -58,7 +61,7 @@ def checked_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
         joined = part.keys() & {"allOf", "oneOf"} or ("properties" in part and part.keys() & {"$ref", "anyOf"})
         closes = closes and not joined
         todo.extend((at, inner, depth + 1) for at, inner in _inner(where, part))
-    return _enforced(schema, closes)
+    return _enforced(schema, schema, closes)
 
 
 def _check_keywords(where: str, part: dict[str, Any]) -> None:
@@ -120,26 +123,55 @@ def _of_today(part: dict[str, Any]) -> dict[str, Any]:
     return result | ({"items": part["additionalItems"]} if "additionalItems" in part else {})
 
 
-def _enforced(part: Any, closes: bool) -> Any:
+def _reference_of_today(reference: str, root: dict[str, Any]) -> str:
+    """A reference through a tuple, to where its parts stand once the tuple is written as of today."""
+    head, *steps = reference.split("/")
+    at: Any = root
+    is_schema = True  # or else a map or a list of schemas
+    for i, step in enumerate(steps):
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        is_tuple = is_schema and isinstance(at, dict) and _is_tuple(at)
+        if is_tuple:
+            steps[i] = _RENAMED.get(name, step)
+        holds_more = name in _MAPS or name in _LISTS or (is_tuple and name == "items")
+        if is_schema and not holds_more and name not in _SINGLES:
+            break  # into a value, such as that of `const`, where names mean nothing
+        is_schema = not (is_schema and holds_more)
+        at = _step(at, name)
+    return "/".join([head, *steps])
+
+
+def _step(value: Any, name: str) -> Any:
+    """What a step of a reference leads to; None where it leads nowhere, which whoever compiles the schema says."""
+    if isinstance(value, dict):
+        return value.get(name)
+    if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        return value[int(name)]
+    return None
+
+
+def _enforced(part: Any, root: dict[str, Any], closes: bool) -> Any:
     if not isinstance(part, dict):
         return part
     part = _of_today(part) if _is_tuple(part) else part
     result = dict(part)
     if closes and "additionalProperties" not in part and _named(part):
         result["additionalProperties"] = False
+    if "$ref" in part:
+        result["$ref"] = _reference_of_today(part["$ref"], root)
     if "format" in part and part["format"] not in _FORMATS:
         del result["format"]
     for keyword in _REFUSED & result.keys():  # those left are false: the same as absent
         del result[keyword]
     for keyword in _MAPS:
         if keyword in part:
-            result[keyword] = {name: _enforced(inner, closes) for name, inner in part[keyword].items()}
+            result[keyword] = {name: _enforced(inner, root, closes) for name, inner in part[keyword].items()}
     for keyword in _LISTS:
         if keyword in part:
-            result[keyword] = [_enforced(inner, closes) for inner in part[keyword]]
+            result[keyword] = [_enforced(inner, root, closes) for inner in part[keyword]]
     for keyword in _SINGLES:
         if keyword in part:
-            result[keyword] = _enforced(part[keyword], closes)
+            result[keyword] = _enforced(part[keyword], root, closes)
     return result
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from engine.text import ChatOptions
 from gateway.api.schemas.common import invalid
 from gateway.api.schemas.messages import Message, check_tool_results
+from gateway.api.schemas.template import chat_options
 from gateway.api.schemas.tools import FunctionTool, calling
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
@@ -22,6 +24,8 @@ class TokenizeRequest(Struct, kw_only=True):
     tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
     add_generation_prompt: bool | None = None
     """True if absent."""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:
@@ -30,7 +34,14 @@ class TokenizeRequest(Struct, kw_only=True):
         if self.tools and self.messages is None:
             raise invalid("tools", "'tools' go with 'messages'.")
         check_tool_results(self.messages or [])
+        self.options()
         calling(self.tools, None, True)
+
+    def options(self) -> ChatOptions:
+        """How the messages become a prompt."""
+        return chat_options(
+            self.messages or (), self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs
+        )
 
 
 class DetokenizeRequest(Struct, kw_only=True):
