@@ -144,7 +144,23 @@ class GGUFFile:
             values = layout.unpack_from(self._map, self._at)
             self._at += layout.size
             return list(values)
+        if item == _STRING:
+            return self._strings(count)
         return [self._value(item, depth + 1) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary and its merges are 100,000 of them: one loop without calls takes a fifth of the time."""
+        data, at, end = self._map, self._at, len(self._map)
+        length, values = struct.Struct("<Q").unpack_from, []
+        for _ in range(count):
+            (size,) = length(data, at)
+            at += 8
+            if size > end - at:
+                raise ModelError(f"{self.path}: the file is truncated or corrupt: a string of {size} bytes")
+            values.append(data[at : at + size].decode("utf-8"))
+            at += size
+        self._at = at
+        return values
 
 
 def _in_long_rows(raw: np.ndarray) -> np.ndarray:
