@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -30,6 +31,9 @@ constexpr int KEYS = 128;        // keys per round of the online softmax; a mult
 constexpr int TILE = 24;         // queries that share one pass over the keys
 constexpr int MAX_HEAD = 256;
 constexpr long SERIAL = 1 << 14; // elements below which waking threads costs more than it saves
+
+// Of loops over registers: left alone, GCC unrolls them too late to keep arrays out of memory.
+#define UNROLL _Pragma("GCC unroll 32")
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
@@ -63,6 +67,45 @@ inline void store(bf16* p, vf v) {  // to nearest, ties to even
     std::memcpy(p, &h, sizeof h);
 #endif
 }
+
+// N vectors of numbers side by side. With AVX2, bfloat16 is fastest in pairs of vectors, first those at even places, then those
+// at odd ones: two operations for 16 numbers, none of which moves anything. `in_order` puts such pairs in order.
+constexpr int PAIR = 2;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <class T> constexpr bool PAIRED = std::is_same_v<T, bf16>;
+alignas(32) const uint32_t HIGH_HALVES[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                             0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+inline void load_pair(const bf16* p, vf* v) {
+    const __m256i u = _mm256_loadu_si256((const __m256i*)p);
+    __m256i odd;
+    asm("vpand %2, %1, %0" : "=x"(odd) : "x"(u), "m"(HIGH_HALVES));  // left alone, GCC takes a register that sums need
+    v[0] = (vf)_mm256_slli_epi32(u, 16);
+    v[1] = (vf)odd;
+}
+inline void order_pair(vf* v) {
+    const __m256 low = _mm256_unpacklo_ps(v[0], v[1]), high = _mm256_unpackhi_ps(v[0], v[1]);
+    v[0] = _mm256_permute2f128_ps(low, high, 0x20);
+    v[1] = _mm256_permute2f128_ps(low, high, 0x31);
+}
+#else
+template <class T> constexpr bool PAIRED = false;
+template <class T> inline void load_pair(const T*, vf*) {}
+inline void order_pair(vf*) {}
+#endif
+template <int N, class T>
+inline void load_some(const T* p, vf* v) {
+    static_assert(!PAIRED<T> || N % PAIR == 0);
+    if constexpr (PAIRED<T>)
+        UNROLL for (int i = 0; i < N; i += PAIR) load_pair(p + i * LANES, v + i);
+    else
+        UNROLL for (int i = 0; i < N; i++) v[i] = load(p + i * LANES);
+}
+template <int N, class T>
+inline void in_order(vf* v) {
+    if constexpr (PAIRED<T>)
+        UNROLL for (int i = 0; i < N; i += PAIR) order_pair(v + i);
+}
+
 inline float load1(const float* p) { return *p; }
 inline float load1(const bf16* p) { uint32_t u = uint32_t(p->bits) << 16; float f; std::memcpy(&f, &u, 4); return f; }
 inline void store1(float* p, float f) { *p = f; }
@@ -177,20 +220,24 @@ struct Queries {
 // The scores of M queries with GROUP keys, at s[m * KEYS]. Few queries wait for memory: they ask early for these keys'
 // values and for the keys after them, each GROUP * dim numbers, which no hardware foresees from block to block.
 template <int M, class T>
-inline void scores(const float* q, const T* keys, const T* values, const T* next, long dim, long stride, float* s) {
-    vf acc[M][SPAN] = {};
+[[gnu::noinline]] void scores(const float* q, const T* keys, const T* values, const T* next, long dim, long stride, float* s) {
+    vf acc[M][SPAN];
+    UNROLL for (int m = 0; m < M; m++)
+        UNROLL for (int i = 0; i < SPAN; i++) acc[m][i] = vf{};
     for (long d = 0; d < dim; d++, keys += stride) {
         if (M <= 4 && (sizeof(T) == 4 || d % 2 == 0)) {  // once a cache line; a round's values are too many for the first cache
             __builtin_prefetch(values + d * GROUP, 0, 2);
             __builtin_prefetch(next + d * stride);
         }
         vf k[SPAN];
-        for (int i = 0; i < SPAN; i++) k[i] = load(keys + i * LANES);
-        for (int m = 0; m < M; m++)
-            for (int i = 0; i < SPAN; i++) acc[m][i] += q[m * dim + d] * k[i];
+        load_some<SPAN>(keys, k);
+        UNROLL for (int m = 0; m < M; m++)
+            UNROLL for (int i = 0; i < SPAN; i++) acc[m][i] += q[m * dim + d] * k[i];
     }
-    for (int m = 0; m < M; m++)
-        for (int i = 0; i < SPAN; i++) store(s + m * KEYS + i * LANES, acc[m][i]);
+    UNROLL for (int m = 0; m < M; m++) {
+        in_order<SPAN, T>(acc[m]);
+        UNROLL for (int i = 0; i < SPAN; i++) store(s + m * KEYS + i * LANES, acc[m][i]);
+    }
 }
 
 // One query's scores of a round, `seen` of `count` keys visible, become weights; what it has so far shrinks to match.
@@ -219,68 +266,96 @@ inline void soften(Queries& tile, int m, float* s, long seen, long count, long d
         for (long d = 0; d < dim; d += LANES) store(tile.out + m * dim + d, load(tile.out + m * dim + d) * shrink);
 }
 
-// Adds the weighted values of keys begin to end, for M queries and D vectors of each value at a time.
+// Where the keys and values of one kv head lie, a round's GROUPs of them; other heads' lie `head_stride` further each.
+template <class T>
+struct Round {
+    const T *keys[KEYS / GROUP + 1], *values[KEYS / GROUP];  // one more, to be asked for early
+    long begin, end, dim, stride, head_stride;
+
+    Round(const T* data, const Layout& at, const int32_t* table, long head, long begin, long last)
+        : begin(begin), end(std::min(last, begin + KEYS)), dim(at.dim), stride(at.block_size), head_stride(at.block_size * at.dim) {
+        for (long g = 0; g <= KEYS / GROUP; g++) {
+            const long k = std::min(begin + g * GROUP, (last - 1) / GROUP * GROUP), block = table[k / at.block_size];
+            keys[g] = data + at.keys(block, head) + k % at.block_size;
+            if (g < KEYS / GROUP) values[g] = data + at.values(block, head) + k % at.block_size * dim;
+        }
+    }
+};
+
+// Adds to M queries the weighted values of keys first to end of a round, D vectors of each value at a time.
 template <int M, int D, class T>
-inline void add_values(float* out, const float* s, const T* data, const Layout& at, const int32_t* table, long head,
-                       long begin, long end) {
-    for (long d = 0; d < at.dim; d += D * LANES) {
+[[gnu::noinline]] void add_values(float* out, const float* s, const Round<T>& round, long head, long first, long end) {
+    constexpr int AT_ONCE = std::min(D, PAIR);
+    const long dim = round.dim;
+    for (long d = 0; d < dim; d += D * LANES) {
         vf acc[M][D];
-        for (int m = 0; m < M; m++)
-            for (int i = 0; i < D; i++) acc[m][i] = load(out + m * at.dim + d + i * LANES);
-        for (long k = begin; k < end;) {
-            const T* v = data + at.values(table[k / at.block_size], head) + (k % at.block_size) * at.dim + d;
-            const long stop = std::min(end, k + at.block_size - k % at.block_size);
-            for (; k < stop; k++, v += at.dim) {
-                vf value[D];
-                for (int i = 0; i < D; i++) value[i] = load(v + i * LANES);
-                for (int m = 0; m < M; m++)
-                    for (int i = 0; i < D; i++) acc[m][i] += s[m * KEYS + (k - begin)] * value[i];
+        UNROLL for (int m = 0; m < M; m++)
+            UNROLL for (int i = 0; i < D; i++) acc[m][i] = load(out + m * dim + d + i * LANES);
+        for (long k = first; k < end;) {
+            const T* v = round.values[k / GROUP] + head * round.head_stride + d;
+            for (const long stop = std::min(end, k + GROUP); k < stop; k++, v += dim) {
+                UNROLL for (int i = 0; i < D; i += AT_ONCE) {
+                    vf value[AT_ONCE];
+                    load_some<AT_ONCE>(v + i * LANES, value);
+                    UNROLL for (int m = 0; m < M; m++)
+                        UNROLL for (int j = 0; j < AT_ONCE; j++) acc[m][i + j] += s[m * KEYS + k] * value[j];
+                }
             }
         }
-        for (int m = 0; m < M; m++)
-            for (int i = 0; i < D; i++) store(out + m * at.dim + d + i * LANES, acc[m][i]);
+        UNROLL for (int m = 0; m < M; m++)
+            UNROLL for (int i = 0; i < D; i++) store(out + m * dim + d + i * LANES, acc[m][i]);
     }
 }
 
-// Vectors of a value that M queries take at a time: a power of two, at most 32 floats, so that accumulators, values and a
-// weight fit 16 registers.
+// Vectors of a value that M queries take at a time: a power of two, at most 32 floats, so that accumulators, a pair of values
+// and a weight fit 16 registers.
 constexpr int value_vectors(int m) {
     int vectors = 32 / LANES;
-    while (vectors > 1 && (m + 1) * vectors >= 16) vectors /= 2;
+    while (vectors > 1 && m * vectors + PAIR + 1 > 16) vectors /= 2;
     return vectors;
 }
 
-// A round for M queries of each of `heads` kv heads that lie side by side: all heads of a block before the next block, since
-// what memory takes longest for is a new place.
-template <int M, class T>
-void round_of(Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head, long heads,
-              long begin, long end, long last) {
-    alignas(64) float s[TILE * KEYS];
-    const long count = (end - begin + GROUP - 1) / GROUP * GROUP, dim = at.dim;
-    const auto keys = [&](long k, long h) { return data + at.keys(table[k / at.block_size], h) + k % at.block_size; };
-    for (long k = begin; k < end; k += GROUP)
-        for (long h = 0; h < heads; h++) {
-            const T* values = data + at.values(table[k / at.block_size], head + h) + k % at.block_size * dim;
-            const T* next = keys(k + GROUP < last ? k + GROUP : k, head + h);
-            scores<M>(tile.q + (first + h * M) * dim, keys(k, head + h), values, next, dim, at.block_size,
-                      s + h * M * KEYS + (k - begin));
-        }
-    for (int m = 0; m < M * heads; m++)
-        soften(tile, first + m, s + m * KEYS, tile.limit[first + m] - begin, count, dim);
-    const long stretch = heads > 1 ? GROUP : KEYS;
-    for (long k = begin; k < end; k += stretch)
-        for (long h = 0; h < heads; h++)
-            add_values<M, value_vectors(M)>(tile.out + (first + h * M) * dim, s + h * M * KEYS + (k - begin), data, at,
-                                            table, head + h, k, std::min(end, k + stretch));
+// Calls run(a constant of value `count`), which is 1 to M.
+template <int M, class F>
+inline void with_constant(int count, F run) {
+    if constexpr (M > 1)
+        if (count < M) return with_constant<M - 1>(count, run);
+    run(std::integral_constant<int, M>{});
 }
 
-// For 1 to MICRO queries.
-template <int M, class T>
-void round_of_any(int count, Queries& tile, int first, const T* data, const Layout& at, const int32_t* table, long head,
-                  long heads, long begin, long end, long last) {
-    if constexpr (M > 1)
-        if (count < M) return round_of_any<M - 1>(count, tile, first, data, at, table, head, heads, begin, end, last);
-    round_of<M>(tile, first, data, at, table, head, heads, begin, end, last);
+// A round for `each` queries of each of `heads` kv heads that lie side by side. All queries take a group of keys before the next
+// group, and all heads of a block before the next block, since what memory takes longest for is a new place.
+template <class T>
+void attend_round(Queries& tile, int each, int heads, const Round<T>& round) {
+    alignas(64) float s[TILE * KEYS];
+    const long dim = round.dim;
+    const auto each_run = [&](auto run) {
+        for (int h = 0; h < heads; h++)
+            for (int m = 0; m < each; m += MICRO) {
+                const int count = std::min(MICRO, each - m), at = h * each + m;
+                run(h, at, count, std::min(round.end, tile.limit[at + count - 1]) - round.begin);  // the last one sees most
+            }
+    };
+    for (long k = 0; k < round.end - round.begin; k += GROUP)
+        each_run([&](int h, int at, int count, long seen) {
+            const T *keys = round.keys[k / GROUP] + h * round.head_stride, *next = round.keys[k / GROUP + 1] + h * round.head_stride;
+            if (k < seen)
+                with_constant<MICRO>(count, [&](auto m) {
+                    scores<m>(tile.q + at * dim, keys, round.values[k / GROUP] + h * round.head_stride, next, dim, round.stride,
+                              s + at * KEYS + k);
+                });
+        });
+    each_run([&](int, int at, int count, long seen) {
+        for (int m = at; m < at + count && seen > 0; m++)
+            soften(tile, m, s + m * KEYS, tile.limit[m] - round.begin, (seen + GROUP - 1) / GROUP * GROUP, dim);
+    });
+    const long stretch = heads > 1 ? GROUP : KEYS;
+    for (long k = 0; k < round.end - round.begin; k += stretch)
+        each_run([&](int h, int at, int count, long seen) {
+            with_constant<MICRO>(count, [&](auto m) {
+                add_values<m, value_vectors(m)>(tile.out + at * dim, s + at * KEYS, round, h, k, std::min(seen, k + stretch));
+            });
+        });
 }
 
 // Tokens of a row, and kv heads; of several heads only when the queries of one fit one pass.
@@ -306,13 +381,16 @@ void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t
     }
     const long last = tile.limit[count - 1];
     for (long k = 0; k < last; k += KEYS)
-        for (int m = 0; m < each; m += MICRO)
-            round_of_any<MICRO>(std::min(MICRO, each - m), tile, m, data, at, table, unit.head, unit.heads, k,
-                                std::min(last, k + KEYS), last);
+        attend_round(tile, each, unit.heads, Round<T>(data, at, table, unit.head, k, last));
     for (int m = 0; m < count; m++) {
         const float inverse = 1.0f / tile.mass[m];
         T* target = out + ((begin + token_of(m)) * at.heads + head_of(m)) * at.dim;
-        for (long d = 0; d < at.dim; d += LANES) store(target + d, load(tile.out + m * at.dim + d) * inverse);
+        for (long d = 0; d < at.dim; d += PAIR * LANES) {
+            vf v[PAIR];
+            for (int i = 0; i < PAIR; i++) v[i] = load(tile.out + m * at.dim + d + i * LANES) * inverse;
+            in_order<PAIR, T>(v);
+            for (int i = 0; i < PAIR; i++) store(target + d + i * LANES, v[i]);
+        }
     }
 }
 
@@ -324,13 +402,15 @@ void attention(const T* qkv, T* out, const int32_t* starts, const int32_t* conte
     const int together = group <= MICRO && rows >= 2 * threads ? std::min<int>(at.kv_heads, TILE / group) : 1;
     std::vector<Unit> units;
     long work = 0;
-    for (int r = 0; r < rows; r++) {
-        const int tokens = starts[r + 1] - starts[r], heads = tokens == 1 ? together : 1;
+    const auto add = [&](int r, int tokens, int heads) {
         work += long(tokens) * contexts[r] * at.dim;
         for (int first = tokens - 1 - (tokens - 1) % per_tile; first >= 0; first -= per_tile)  // the longest first
             for (int h = 0; h < at.kv_heads; h += heads)
                 units.push_back({r, first, std::min(per_tile, tokens - first), h, std::min<int>(heads, at.kv_heads - h)});
-    }
+    };
+    for (const bool chunks : {true, false})  // and chunks before single tokens, so that threads end together
+        for (int r = 0; r < rows; r++)
+            if (const int tokens = starts[r + 1] - starts[r]; (tokens > 1) == chunks) add(r, tokens, chunks ? 1 : together);
 #pragma omp parallel num_threads(threads) if (work > SERIAL)
     {
         static thread_local Queries tile;
