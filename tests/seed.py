@@ -27,6 +27,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "few-tokens": {"rate_limits": [{"name": "tokens", "capacity": 500, "per_minute": 60}]},
     "broken": {"rate_limits": [{"name": "requests", "capacity": 100, "per_minute": 100}]},
     "prepaid": {"billing": "prepaid", "floor": Decimal(0)},
+    "few-cents": {"billing": "prepaid", "floor": Decimal(0)},
     "changing": {},
     "never-seen": {},  # by any gateway until Postgres is away
     "suspended": {},

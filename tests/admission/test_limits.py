@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -134,6 +135,20 @@ def test_a_prepaid_balance_of_nothing_buys_nothing(gateway: Gateway) -> None:
         response = ask(client)
         check(response, 429, "insufficient_quota")
         assert response.headers["x-should-retry"] == "false"
+
+
+def test_the_money_is_held_for_every_answer_asked_for(gateway: Gateway) -> None:
+    """What pays for one answer and a half buys one, and not two of which one is never paid."""
+    with gateway.client("alpha") as client:
+        timing = ask(client, max_tokens=40, messages=[{"role": "user", "content": "Not asked before"}])
+    cost = Decimal(timing.headers["server-timing"].partition('cost;desc="')[2].split()[0])
+    amount = (cost * 3 / 2).quantize(Decimal("1e-9"))
+    paid = f"top_up(actor, Tenant.objects.get(slug='few-cents'), Decimal('{amount}'), 'test')"
+    gateway.stack.change(f"from decimal import Decimal; from tenants.billing.services import top_up; {paid}")
+    with gateway.client("few-cents") as client:
+        said = {"max_tokens": 40, "messages": [{"role": "user", "content": "Not asked before"}]}
+        check(ask(client, n=2, **said), 429, "insufficient_quota")
+        assert ask(client, **said).status_code == 200
 
 
 async def test_no_engine(gateway: Gateway) -> None:
