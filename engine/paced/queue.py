@@ -13,6 +13,7 @@ from engine.protocol.messages import Delta, Final, ModelCard, Timeline, encode
 from engine.serve.link import Abandoned, Arrived, Broken, Cancelled, DrainOrdered, Item, Link, Parcel, Refused, connect
 from engine.serve.log import Log
 from engine.serve.puller import Listener, Puller
+from engine.serve.receiver import Receiver
 from engine.serve.sender import Sender
 
 __all__ = ["QueueFace", "card"]
@@ -37,6 +38,7 @@ class QueueFace:
         self._sender = Sender(connect(redis_url), keys, "paced", self._link, log)
         self._puller = Puller(connect(redis_url), keys, card(), engine, "paced", _LEASE_MS, self._link, log)
         self._listener = Listener(connect(redis_url), keys, engine, "paced", self._link)
+        self._receiver = Receiver(connect(redis_url), keys, engine, self._puller)
         self._agenda = Agenda()
         self._streams: dict[str, Stream] = {}
         self._stopped = False
@@ -45,7 +47,7 @@ class QueueFace:
 
     def start(self) -> None:
         self._offer()
-        for thread in (self._sender, self._puller, self._listener, self._thread):
+        for thread in (self._sender, self._puller, self._listener, self._receiver, self._thread):
             thread.start()
 
     def stop(self) -> None:
@@ -57,6 +59,8 @@ class QueueFace:
         self._sender.flush(5)
         for thread in (self._puller, self._sender):
             thread.stop()
+        for listens in (self._listener, self._receiver):
+            listens.stopped.set()
 
     def _run(self) -> None:
         while not self._stopped and not self.failed:

@@ -70,7 +70,8 @@ end
 
 -- Rows that the tenant's requests ask for, queued or running: one for each choice.
 local function fair_enter(p, r)
-  redis.call('HSET', p .. 'weight:' .. r.pool, r.tenant, r.weight)
+  local weights = p .. 'weight:' .. r.pool
+  if redis.call('HGET', weights, r.tenant) ~= r.weight then redis.call('HSET', weights, r.tenant, r.weight) end
   local name, key = r.tier .. ':' .. r.tenant, actives(p, r.pool, r.tier)
   local is_active = redis.call('ZSCORE', key, r.tenant)
   if not is_active then redis.call('HDEL', p .. 'asked:' .. r.pool, name) end
@@ -109,14 +110,15 @@ local function queued_tiers(p, pool)
   return found
 end
 
-local function fair_charge(p, pool, tier, tenant, cost)
+-- `tiers`: those with anything queued, where that is known.
+local function fair_charge(p, pool, tier, tenant, cost, tiers)
   local name = tier .. ':' .. tenant
   local weight = tonumber(redis.call('HGET', p .. 'weight:' .. pool, tenant)) or UNIT
   local counter = counter_of(p, pool, name) + math.floor(cost * UNIT / weight)
   local greatest = math.max(counter, counter_of(p, pool, tier .. ':'))
   redis.call('HSET', p .. 'vtc:' .. pool, name, int(counter), tier .. ':', int(greatest))
   redis.call('ZADD', actives(p, pool, tier), 'XX', int(counter), tenant)
-  for _, t in ipairs(queued_tiers(p, pool)) do
+  for _, t in ipairs(tiers or queued_tiers(p, pool)) do
     if floor_of(t[2]) > 0 then add_deficit(p, pool, t[1], math.floor(cost * floor_of(t[2]) / 1000)) end
   end
   add_deficit(p, pool, tier, -cost)

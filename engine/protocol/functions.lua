@@ -12,6 +12,9 @@ local CONTROL_LENGTH = 1024    -- an engine reads its orders at least once a sec
 local DEAD_LENGTH = 1000
 local DEAD_WORK_BYTES = 65536
 local SCAN_LIMIT = 256         -- queue entries one pull may look at
+local STANDING_MS = 400        -- so long after its last pull an engine is handed requests
+local STANDING_LOOKS = 8       -- engines and queue entries one admission may look at to hand a request over
+local HANDED_BYTES = 65536     -- a longer work waits for a pull: whoever is slow to read a channel is cut off by the server
 local REAP_LIMIT = 256         -- expired requests one reap may end
 local RETRY_CAP_S = 60
 local DRAIN_WEIGHT = 0.1       -- of the newest gap in the moving average of gaps between pulls
@@ -35,6 +38,15 @@ local function record_of(p, request)
   local r = {}
   for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
   return r
+end
+
+local function save_record(p, request, r)
+  local flat = {}
+  for field, value in pairs(r) do
+    flat[#flat + 1] = field
+    flat[#flat + 1] = value
+  end
+  redis.call('HSET', p .. 'req:' .. request, unpack(flat))
 end
 
 local function sorted_members(key)
@@ -114,16 +126,24 @@ local function drop_entry(p, stream, entry)
   if redis.call('XLEN', stream) == 0 then redis.call('DEL', stream) end
 end
 
-local function enqueue(p, request, r, work)
+-- The entry of a request in its queue. With `passed` it is behind what pulls have read already.
+local function add_entry(p, request, r, work, passed)
   r.stream = p .. 'q:' .. r.pool .. ':' .. r.tier .. ':' .. r.member
   r.entry = r.arrival .. '-0'
-  if redis.call('EXISTS', r.stream) == 0 then redis.call('XGROUP', 'CREATE', r.stream, GROUP, '0', 'MKSTREAM') end
+  if redis.call('EXISTS', r.stream) == 0 then
+    redis.call('XGROUP', 'CREATE', r.stream, GROUP, passed and r.entry or '0', 'MKSTREAM')
+  elseif passed then
+    redis.pcall('XGROUP', 'SETID', r.stream, GROUP, r.entry)  -- a vanished group is made anew by the next pull
+  end
   redis.call('XADD', r.stream, r.entry, 'r', request, 'w', work)
-  redis.call('ZADD', ready_key(p, r.pool, r.tier, r.member), 'NX', r.arrival, r.member)
   redis.call('ZADD', p .. 'tiers:' .. r.pool, r.rank, r.tier)
+end
+
+local function enqueue(p, request, r, work)
+  add_entry(p, request, r, work)
+  redis.call('ZADD', ready_key(p, r.pool, r.tier, r.member), 'NX', r.arrival, r.member)
   if tonumber(r.expires) > 0 then redis.call('ZADD', p .. 'expiry', r.expires, request) end
   count_depth(p, r, 1)
-  wake(p, r.pool)
 end
 
 local function free_slots(p, request, r)
@@ -179,8 +199,15 @@ local function gateway_lives(p, gateway, now)
   return lease and tonumber(lease) > now
 end
 
+-- It is handed nothing any more before it asks again.
+local function withdraw(p, pool, engine)
+  redis.call('ZREM', p .. 'standing:' .. pool, engine)
+  redis.call('HDEL', p .. 'credit:' .. pool, engine)
+end
+
 -- The requests of an engine that is gone: the raised epoch shuts it out, their gateways are told and now own their end.
-local function lose_requests(p, engine, now)
+local function lose_requests(p, pool, engine, now)
+  withdraw(p, pool, engine)
   local lost = {}
   for _, request in ipairs(sorted_members(p .. 'engreq:' .. engine)) do
     local r = record_of(p, request)
@@ -201,7 +228,7 @@ local function lose_requests(p, engine, now)
   return lost
 end
 
--- admit(prefix, admission, work)
+-- Of admit
 
 local function retry_after(p, pool, tier, ahead, now)
   local drain = redis.call('HMGET', p .. 'drain:' .. pool, tier .. ':gap', tier .. ':last')
@@ -313,7 +340,7 @@ local function open_gateway(p, gateway, expiry)
   end
 end
 
-local function commit_admission(p, a, work, levels, now)
+local function commit_admission(p, a, levels, now)
   local request = a.request
   local r = {state = 'queued', tenant = a.tenant, tier = a.tier, rank = int(a.tier_rank), pool = a.pool, gateway = a.gateway,
     epoch = '0', hold = int(a.hold_nano), choices = int(a.choices), prompt = int(a.prompt_tokens), admitted = int(now),
@@ -323,7 +350,11 @@ local function commit_admission(p, a, work, levels, now)
     if levels[i] then
       local key = p .. 'rl:' .. a.tenant .. ':' .. limit[1]
       redis.call('HSET', key, 'level', real(levels[i]), 'at', int(now))
-      if limit[3] > 0 then redis.call('PEXPIRE', key, int(math.ceil(limit[2] / limit[3] * 60000) + 60000)) end
+      if limit[3] > 0 then
+        -- Written twice a minute, not with every request.
+        local full_ms = math.ceil(limit[2] / limit[3] * 60000)
+        if redis.call('PTTL', key) < full_ms + 30000 then redis.call('PEXPIRE', key, int(full_ms + 60000)) end
+      end
     end
   end
   if a.claim ~= cjson.null then
@@ -343,31 +374,10 @@ local function commit_admission(p, a, work, levels, now)
   redis.call('SADD', p .. 'gwreq:' .. a.gateway, request)
   open_gateway(p, a.gateway, now + a.lease_ms)
   fair_enter(p, r)
-  enqueue(p, request, r, work)
-  local flat = {}
-  for field, value in pairs(r) do
-    flat[#flat + 1] = field
-    flat[#flat + 1] = value
-  end
-  redis.call('HSET', p .. 'req:' .. request, unpack(flat))
+  return r
 end
 
-local function admit(_, args)
-  local p, a, work = args[1], cjson.decode(args[2]), args[3]
-  local now = clock(p)
-  local depth = tonumber(redis.call('HGET', p .. 'depth:' .. a.pool, a.tier)) or 0
-  -- The caller's connection broke after the first try was committed: the same answer, nothing twice.
-  if redis.call('EXISTS', p .. 'req:' .. a.request) == 1 then return cjson.encode({code = 'ok', depth = depth}) end
-  local rows, levels, short, wait_s = fill_buckets(p, a, now)
-  local code, detail, retry = check_all(p, a, depth, short, wait_s, now)
-  if not code then
-    commit_admission(p, a, work, levels, now)
-    code, detail, depth = 'ok', '', depth + 1
-  end
-  return cjson.encode({code = code, depth = depth, retry_after_s = retry or cjson.null, detail = detail or '', limits = rows})
-end
-
--- pull(prefix, pool, engine, credit, lease_ms)
+-- Of pull
 
 -- The head entry of one queue as (entry id, request, work), now delivered to the engine; nil when there is none.
 local function read_head(stream, engine)
@@ -393,15 +403,19 @@ local function measure_drain(p, r, now)
   redis.call('HSET', key, r.tier .. ':gap', real(gap), r.tier .. ':last', int(now))
 end
 
+local function count_start(p, request, r, engine, now, light, line)
+  redis.call('SADD', p .. 'engreq:' .. engine, request)
+  fair_run(p, r, 1)
+  fair_passed(p, r, light, line)
+  measure_drain(p, r, now)
+end
+
 local function start(p, request, r, engine, now, light, line)
   redis.call('HSET', p .. 'req:' .. request, 'state', 'running', 'engine', engine, 'pulled', int(now),
     'attempts', int(tonumber(r.attempts) + 1))
-  redis.call('SADD', p .. 'engreq:' .. engine, request)
   redis.call('ZREM', p .. 'expiry', request)
-  fair_run(p, r, 1)
-  fair_passed(p, r, light, line)
   count_depth(p, r, -1)
-  measure_drain(p, r, now)
+  count_start(p, request, r, engine, now, light, line)
 end
 
 -- A head that can hardly be served in time any more goes to its tenant's queue of late ones, out of the way of the others.
@@ -410,6 +424,7 @@ local function relegate(p, request, r, work)
   count_depth(p, r, -1)  -- enqueue counts it again
   r.member = '!' .. r.tenant
   enqueue(p, request, r, work)
+  wake(p, r.pool)
   redis.call('HSET', p .. 'req:' .. request, 'member', r.member, 'stream', r.stream)
 end
 
@@ -445,35 +460,159 @@ local function read_controls(p, engine)
   return controls
 end
 
-local function pull(_, args)
-  local p, pool, engine, credit, lease_ms = args[1], args[2], args[3], cjson.decode(args[4]), tonumber(args[5])
-  if not redis.call('ZSCORE', p .. 'engines:' .. pool, engine) then return {{}, {}, ''} end
-  local now = clock(p)
-  redis.call('ZADD', p .. 'engines:' .. pool, int(now + lease_ms), engine)
-  local tiers = redis.call('ZRANGE', p .. 'tiers:' .. pool, 0, -1)
-  local works, accounts, lines = {}, {}, fair_lines(p, pool, credit)
-  for _ = 1, SCAN_LIMIT do
-    local tier, member, by_floor, express, light = fair_pick(p, pool, credit, lines)
-    if not tier then break end
-    local r, work = take(p, pool, tier, member, engine, now, light, lines[tier])
-    if r then
-      local choices = tonumber(r.choices)
-      if express then
-        credit['+'] = credit['+'] - choices
-      else
-        -- The tiers' credit is room in the same engine, so each work takes from all. A request of more choices than there
-        -- is credit is still taken: else it would wait for ever at the head.
-        for _, name in ipairs(tiers) do credit[name] = (credit[name] or 0) - choices end
-      end
-      if r.attempts == '0' then fair_charge(p, pool, tier, r.tenant, tonumber(r.prompt) * UNIT) end
-      works[#works + 1] = {work, tonumber(r.epoch), by_floor}
-      local account = tier .. ':' .. r.tenant
-      accounts[account] = real(counter_of(p, pool, account) / UNIT)
-    end
+-- The tiers' credit is room in the same engine, so each work takes from all. A request of more choices than there is credit is
+-- still taken: else it would wait for ever at the head.
+local function spend(p, r, credit)
+  for _, tier in ipairs(redis.call('ZRANGE', p .. 'tiers:' .. r.pool, 0, -1)) do
+    credit[tier] = (credit[tier] or 0) - tonumber(r.choices)
+  end
+end
+
+-- What the queue serves next, for this credit: false when that was no startable request, nil when credit or queue is used up.
+local function take_next(p, pool, engine, credit, lines, now)
+  local tier, member, by_floor, express, light = fair_pick(p, pool, credit, lines)
+  if not tier then return nil end
+  local r, work = take(p, pool, tier, member, engine, now, light, lines[tier])
+  if not r then return false end
+  if express then credit['+'] = credit['+'] - tonumber(r.choices) else spend(p, r, credit) end
+  if r.attempts == '0' then fair_charge(p, pool, tier, r.tenant, tonumber(r.prompt) * UNIT) end
+  return {r = r, work = work, by_floor = by_floor}
+end
+
+-- The pool's deficits and the counters of those whose requests were taken.
+local function accounts_after(p, pool, taken)
+  local accounts = {}
+  for _, one in ipairs(taken) do
+    local account = one.r.tier .. ':' .. one.r.tenant
+    accounts[account] = real(counter_of(p, pool, account) / UNIT)
   end
   local deficits = redis.call('HGETALL', p .. 'deficit:' .. pool)
   for i = 1, #deficits, 2 do accounts[deficits[i]] = real(tonumber(deficits[i + 1]) / UNIT) end
-  return {works, read_controls(p, engine), cjson.encode(accounts)}
+  return accounts
+end
+
+-- A standing pull: an engine that waits says what it would take, and an admission pulls for it. Its request travels on the
+-- engine's channel, and only while that has a listener: a killed engine has none, as it has no blocked read of a wake list.
+
+-- What is left of its credit stands, if it has room for so many tokens more.
+local function stand(p, pool, engine, credit, tokens, until_ms, turn)
+  local most = 0
+  for _, slots in pairs(credit) do most = math.max(most, slots) end
+  if most <= 0 or tokens <= 0 then return withdraw(p, pool, engine) end
+  redis.call('ZADD', p .. 'standing:' .. pool, turn, engine)
+  redis.call('HSET', p .. 'credit:' .. pool, engine, cjson.encode({credit = credit, tokens = tokens, ['until'] = until_ms}))
+end
+
+-- The engine whose turn it is, and what it would take.
+local function next_standing(p, pool, now)
+  for _ = 1, STANDING_LOOKS do
+    local engine = redis.call('ZRANGE', p .. 'standing:' .. pool, 0, 0)[1]
+    if not engine then return nil end
+    local kept = redis.call('HGET', p .. 'credit:' .. pool, engine)
+    local standing = kept and cjson.decode(kept)
+    if standing and standing['until'] > now and redis.call('PUBSUB', 'NUMSUB', p .. 'hand:' .. engine)[2] > 0 then
+      return engine, standing
+    end
+    withdraw(p, pool, engine)
+  end
+end
+
+local function hand(p, pool, engine, standing, one)
+  local head = {epoch = tonumber(one.r.epoch), by_floor = one.by_floor == 1, accounts = accounts_after(p, pool, {one})}
+  redis.call('PUBLISH', p .. 'hand:' .. engine, cjson.encode(head) .. '\n' .. one.work)
+  -- The next one is another engine's turn.
+  stand(p, pool, engine, standing.credit, standing.tokens - tonumber(one.r.prompt), standing['until'], one.r.arrival)
+end
+
+-- Pull for this engine. The request that it was handed, if any.
+local function hand_next(p, pool, engine, standing, now)
+  local lines = fair_lines(p, pool, standing.credit)
+  for _ = 1, STANDING_LOOKS do
+    local one = take_next(p, pool, engine, standing.credit, lines, now)
+    if one == nil then return nil end
+    if one then
+      hand(p, pool, engine, standing, one)
+      return one.r
+    end
+  end
+end
+
+-- The newcomer is all that waits in its pool, and the engine has a row for its tier: then it is what a pull would bring.
+local function is_alone(p, r, standing, now)
+  local expired = tonumber(r.expires) > 0 and tonumber(r.expires) <= now
+  return (standing.credit[r.tier] or 0) > 0 and not expired and redis.call('HLEN', p .. 'depth:' .. r.pool) == 0
+end
+
+-- What queueing it and pulling it at once would come to, in half the time.
+local function hand_newcomer(p, request, r, work, engine, standing, now)
+  local line = line_of(p, r.pool, r.tier, standing.credit)
+  local light, floor = is_light(p, r.pool, r.tier, r.member, line), floor_of(tonumber(r.rank))
+  local due = floor > 0 and (tonumber(redis.call('HGET', p .. 'deficit:' .. r.pool, r.tier)) or 0) >= QUANTUM
+  add_entry(p, request, r, work, true)
+  r.state, r.engine, r.pulled, r.attempts = 'running', engine, int(now), '1'
+  save_record(p, request, r)
+  count_start(p, request, r, engine, now, light, line)
+  spend(p, r, standing.credit)
+  fair_charge(p, r.pool, r.tier, r.tenant, tonumber(r.prompt) * UNIT, {})
+  hand(p, r.pool, engine, standing, {r = r, work = work, by_floor = due and 1 or 0})
+end
+
+-- Into the queue, or past it to an engine that waits. How many more are queued in its tier then.
+local function place(p, request, r, work, now)
+  local engine, standing
+  if #work <= HANDED_BYTES then engine, standing = next_standing(p, r.pool, now) end
+  if engine and is_alone(p, r, standing, now) then
+    hand_newcomer(p, request, r, work, engine, standing, now)
+    return 0
+  end
+  enqueue(p, request, r, work)
+  save_record(p, request, r)
+  local handed = engine and hand_next(p, r.pool, engine, standing, now)
+  if not handed or handed.arrival ~= r.arrival then wake(p, r.pool) end
+  return (handed and handed.tier == r.tier) and 0 or 1
+end
+
+-- admit(prefix, admission, work)
+
+local function admit(_, args)
+  local p, a, work = args[1], cjson.decode(args[2]), args[3]
+  local now = clock(p)
+  local depth = tonumber(redis.call('HGET', p .. 'depth:' .. a.pool, a.tier)) or 0
+  -- The caller's connection broke after the first try was committed: the same answer, nothing twice.
+  if redis.call('EXISTS', p .. 'req:' .. a.request) == 1 then return cjson.encode({code = 'ok', depth = depth}) end
+  local rows, levels, short, wait_s = fill_buckets(p, a, now)
+  local code, detail, retry = check_all(p, a, depth, short, wait_s, now)
+  if not code then
+    local r = commit_admission(p, a, levels, now)
+    code, detail, depth = 'ok', '', depth + place(p, a.request, r, work, now)
+  end
+  return cjson.encode({code = code, depth = depth, retry_after_s = retry or cjson.null, detail = detail or '', limits = rows})
+end
+
+-- pull(prefix, pool, engine, credit, lease_ms, tokens)
+
+local function pull(_, args)
+  local p, pool, engine, credit, lease_ms = args[1], args[2], args[3], cjson.decode(args[4]), tonumber(args[5])
+  local tokens = tonumber(args[6] or 0)
+  if not redis.call('ZSCORE', p .. 'engines:' .. pool, engine) then return {{}, {}, ''} end
+  local now = clock(p)
+  redis.call('ZADD', p .. 'engines:' .. pool, int(now + lease_ms), engine)
+  local taken, works, lines = {}, {}, fair_lines(p, pool, credit)
+  for _ = 1, SCAN_LIMIT do
+    local one = take_next(p, pool, engine, credit, lines, now)
+    if one == nil then break end
+    if one then
+      taken[#taken + 1], works[#works + 1] = one, {one.work, tonumber(one.r.epoch), one.by_floor}
+      tokens = tokens - tonumber(one.r.prompt)
+    end
+  end
+  if tokens > 0 then
+    local turn = redis.call('ZSCORE', p .. 'standing:' .. pool, engine) or redis.call('GET', p .. 'arrivals') or 0
+    stand(p, pool, engine, credit, tokens, now + STANDING_MS, turn)
+  else
+    withdraw(p, pool, engine)
+  end
+  return {works, read_controls(p, engine), cjson.encode(accounts_after(p, pool, taken))}
 end
 
 -- register(prefix, pool, engine, card_hash, card, lease_ms), leave(prefix, pool, engine)
@@ -487,7 +626,7 @@ local function register(_, args)
   if mine and tonumber(mine) > now then live = live - 1 end
   if live > 0 and redis.call('HGET', p .. 'pools', pool) ~= card_hash then return 'card_mismatch' end
   -- Whoever had this id before knows nothing of its requests any more: registering is always a fresh start.
-  lose_requests(p, engine, now)
+  lose_requests(p, pool, engine, now)
   redis.call('SET', p .. 'era', int(now) .. ':' .. engine, 'NX')
   redis.call('HSET', p .. 'pools', pool, card_hash)
   redis.call('SET', p .. 'card:' .. pool, card)
@@ -498,7 +637,7 @@ end
 local function leave(_, args)
   local p, pool, engine = args[1], args[2], args[3]
   redis.call('ZREM', p .. 'engines:' .. pool, engine)
-  lose_requests(p, engine, clock(p))
+  lose_requests(p, pool, engine, clock(p))
   return 'ok'
 end
 
@@ -615,6 +754,7 @@ local function requeue(_, args)
   drop_entry(p, r.stream, r.entry)
   r.member, r.expires = '~' .. request, '0'
   enqueue(p, request, r, work)
+  wake(p, r.pool)
   redis.call('HSET', p .. 'req:' .. request, 'state', 'queued', 'member', r.member, 'stream', r.stream, 'entry', r.entry,
     'expires', '0')
   return 'queued'
@@ -751,7 +891,7 @@ local function reap(_, args)
     for _, engine in ipairs(redis.call('ZRANGE', p .. 'engines:' .. pool, '-inf', int(now), 'BYSCORE')) do
       engines[#engines + 1] = engine
       redis.call('ZREM', p .. 'engines:' .. pool, engine)
-      append(lost, lose_requests(p, engine, now))
+      append(lost, lose_requests(p, pool, engine, now))
     end
   end
   return {engines, gateways, lost, aborted}

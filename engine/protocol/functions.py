@@ -29,6 +29,7 @@ __all__ = [
     "Cancelled",
     "Claim",
     "Functions",
+    "Handed",
     "LayoutMismatch",
     "Pull",
     "Pulled",
@@ -147,6 +148,23 @@ class Pull:
     """The pool's deficits (`tier`) and, of the tenants of `works`, the counters (`tier:tenant`)."""
     registered: bool = True
     """False: the engine's lease was lost (reaped, or Redis was wiped); it must register again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What an admission pulled for an engine whose pull stands."""
+
+    pulled: Pulled
+    accounts: dict[str, float]
+    """As in `Pull`."""
+
+    @classmethod
+    def read(cls, message: bytes) -> Handed:
+        """From the engine's channel: a line of JSON, then the work. Raises ValueError or KeyError."""
+        line, _, work = message.partition(b"\n")
+        head = json.loads(line)
+        accounts = {name: float(value) for name, value in head["accounts"].items()} if head["accounts"] else {}
+        return cls(Pulled(work, int(head["epoch"]), bool(head["by_floor"])), accounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +308,15 @@ class Functions(_Library):
         """Check every dimension, then commit all and enqueue; a refusal consumes nothing."""
         return _Codec.verdict(self._call("admit", _Codec.admit(admission), work))
 
-    def pull(self, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000) -> Pull:
+    def pull(self, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000, tokens: int = 0) -> Pull:
         """Take the next requests: `credit` is sequence slots by tier name, all of them of one room ("+": rows that
         may be kept for light tenants). Renews the engine's lease; an engine whose lease was lost and reaped gets
-        nothing until it registers again. Empty credit still renews and reads controls."""
-        return _Codec.pull(self._call("pull", pool, engine, json.dumps(dict(credit)), lease_ms))
+        nothing until it registers again. Empty credit still renews and reads controls.
+
+        With `tokens`, the room for known tokens, the pull stands: for 0.4 s an admission that finds the engine
+        listening to its channel pulls for it, from what is left of both. The next pull replaces that."""
+        credits = json.dumps(dict(credit))
+        return _Codec.pull(self._call("pull", pool, engine, credits, lease_ms, tokens))
 
     def register(self, pool: str, engine: str, card_hash: str, card: bytes, lease_ms: int = 3000) -> str:
         """Join a pool. "ok", or "card_mismatch" while live engines of the pool serve another card."""

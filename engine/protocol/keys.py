@@ -69,6 +69,18 @@ class Keys:
         """List that wakes an idle engine: of a pool, or of one engine."""
         return f"{self.prefix}wake:{name}"
 
+    def standing(self, pool: str) -> str:
+        """Sorted set: engines that an admission may pull for, by turn."""
+        return f"{self.prefix}standing:{pool}"
+
+    def credit(self, pool: str) -> str:
+        """Hash: by engine, JSON of what it would take: `credit`, `tokens`, `until` (ms)."""
+        return f"{self.prefix}credit:{pool}"
+
+    def hand(self, engine: str) -> str:
+        """Pub/sub channel: requests that admissions have pulled for the engine."""
+        return f"{self.prefix}hand:{engine}"
+
     def request(self, request: str) -> str:
         """Hash: state of one admitted request until it is closed."""
         return f"{self.prefix}req:{request}"

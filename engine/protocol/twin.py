@@ -7,14 +7,15 @@ gives. Times are milliseconds, money nano-units. (The simulator queues with `fai
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from engine.protocol.fair import UNIT, Line, Pick, is_late, thousandths
-from engine.protocol.functions import Admission, Adopted, Cancelled, Pull, Pulled, Reaped, Verdict
+from engine.protocol.functions import Admission, Adopted, Cancelled, Handed, Pull, Pulled, Reaped, Verdict
 from engine.protocol.messages import Final, decode, encode
 from engine.protocol.twin_limits import Levels, judge
-from engine.protocol.twin_state import Claimed, Record, Resumable, State
+from engine.protocol.twin_state import Claimed, Record, Resumable, Standing, State
 
 __all__ = ["Twin"]
 
@@ -24,6 +25,9 @@ _REAP_LIMIT = 256
 _DRAIN_WEIGHT = 0.1
 _REMEMBER_REAPED_MS = 3_600_000
 _GRACE_MS = 60_000
+_STANDING_MS = 400
+_STANDING_LOOKS = 8
+_HANDED_BYTES = 65_536
 _SERVED = ("stop", "length")
 
 
@@ -38,6 +42,9 @@ class Twin(State):
         verdict, levels = judge(self, now, a)
         if verdict.ok:
             self._commit_admission(now, a, work, levels)
+            handed = self._hand_over(now, a.pool) if len(work) <= _HANDED_BYTES else None
+            if handed is not None and handed.a.tier == a.tier:
+                verdict = replace(verdict, depth=verdict.depth - 1)
         return verdict
 
     def _open_gateway(self, gateway: str, expiry: int) -> None:
@@ -94,30 +101,70 @@ class Twin(State):
             gap = was[0] + _DRAIN_WEIGHT * (gap - was[0])
         self.drain[key] = (gap, now)
 
-    def pull(self, now: int, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000) -> Pull:
-        if engine not in self.engines[pool]:
-            return Pull((), (), registered=False)
-        self.engines[pool][engine] = now + lease_ms
-        fair, left = self.fair[pool], dict(credit)
-        works: list[Pulled] = []
-        accounts: dict[str, float] = {}
-        lines = fair.lines(self._queued(pool), left)
-        for _ in range(_SCAN_LIMIT):
-            pick = fair.pick(self._queued(pool), left, partial(self._heads, pool), lines)
+    def _taken(
+        self, now: int, pool: str, engine: str, credit: dict[str, int], looks: int
+    ) -> Iterator[tuple[Record, bool]]:
+        """What the queue serves next for this credit, which is used up by it; and whether a floor let it in."""
+        fair = self.fair[pool]
+        lines = fair.lines(self._queued(pool), credit)
+        for _ in range(looks):
+            pick = fair.pick(self._queued(pool), credit, partial(self._heads, pool), lines)
             if pick is None:
-                break
+                return
             r = self._take(now, pool, pick, lines[pick.tier], engine)
             if r is None:
                 continue
             for name in ("+",) if pick.express else self.tiers[pool]:
-                left[name] = left.get(name, 0) - r.a.choices
+                credit[name] = credit.get(name, 0) - r.a.choices
             if r.attempts == 1:
                 fair.charge(pick.tier, r.a.tenant, r.a.prompt_tokens * UNIT, self._queued(pool))
-            works.append(Pulled(r.work, r.epoch, pick.by_floor))
-            accounts[f"{pick.tier}:{r.a.tenant}"] = fair.counters.get((pick.tier, r.a.tenant), 0) / UNIT
-        accounts |= {tier: deficit / UNIT for tier, deficit in fair.deficits.items()}
+            yield r, pick.by_floor
+
+    def _accounts(self, pool: str, taken: Sequence[Record]) -> dict[str, float]:
+        fair = self.fair[pool]
+        counters = {f"{r.a.tier}:{r.a.tenant}": fair.counters.get((r.a.tier, r.a.tenant), 0) / UNIT for r in taken}
+        return counters | {tier: deficit / UNIT for tier, deficit in fair.deficits.items()}
+
+    def pull(
+        self, now: int, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000, tokens: int = 0
+    ) -> Pull:
+        if engine not in self.engines[pool]:
+            return Pull((), (), registered=False)
+        self.engines[pool][engine] = now + lease_ms
+        left = dict(credit)
+        taken = list(self._taken(now, pool, engine, left, _SCAN_LIMIT))
+        room = tokens - sum(r.a.prompt_tokens for r, _ in taken)
+        stood = self.standing[pool].get(engine)
+        self._stand(pool, engine, Standing(stood.turn if stood else self.arrivals, left, room, now + _STANDING_MS))
         controls = tuple(encode(c) for c in self.controls.pop(engine, ()))
-        return Pull(tuple(works), controls, accounts)
+        works = tuple(Pulled(r.work, r.epoch, by_floor) for r, by_floor in taken)
+        return Pull(works, controls, self._accounts(pool, [r for r, _ in taken]))
+
+    # Standing pulls ----------------------------------------------------------------------------------------------
+
+    def _stand(self, pool: str, engine: str, standing: Standing) -> None:
+        if standing.tokens > 0 and any(slots > 0 for slots in standing.credit.values()):
+            self.standing[pool][engine] = standing
+        else:
+            self.standing[pool].pop(engine, None)
+
+    def _hand_over(self, now: int, pool: str) -> Record | None:
+        """Pull for the engine whose turn it is. What it was handed."""
+        turns = sorted((s.turn, engine) for engine, s in self.standing[pool].items())
+        for _, engine in turns[:_STANDING_LOOKS]:
+            standing = self.standing[pool][engine]
+            if standing.until_ms > now and engine in self.listeners:
+                return self._hand_to(now, pool, engine, standing)
+            del self.standing[pool][engine]
+        return None
+
+    def _hand_to(self, now: int, pool: str, engine: str, s: Standing) -> Record | None:
+        for r, by_floor in self._taken(now, pool, engine, s.credit, _STANDING_LOOKS):
+            handed = Handed(Pulled(r.work, r.epoch, by_floor), self._accounts(pool, [r]))
+            self.handed[engine].append(handed)
+            self._stand(pool, engine, Standing(r.arrival, s.credit, s.tokens - r.a.prompt_tokens, s.until_ms))
+            return r
+        return None
 
     # Leases of engines and gateways ------------------------------------------------------------------------------
 
@@ -125,7 +172,7 @@ class Twin(State):
         others = (lease for name, lease in self.engines[pool].items() if name != engine)
         if any(lease > now for lease in others) and self.pools.get(pool) != card_hash:
             return "card_mismatch"
-        self.lose_requests(now, engine)
+        self.lose_requests(now, pool, engine)
         self.era = self.era or f"{now}:{engine}"
         self.pools[pool], self.cards[pool] = card_hash, card
         self.engines[pool][engine] = now + lease_ms
@@ -133,7 +180,7 @@ class Twin(State):
 
     def leave(self, now: int, pool: str, engine: str) -> None:
         self.engines[pool].pop(engine, None)
-        self.lose_requests(now, engine)
+        self.lose_requests(now, pool, engine)
 
     def renew(self, now: int, gateway: str, lease_ms: int = 3000) -> bool:
         self._open_gateway(gateway, now + lease_ms)
@@ -299,5 +346,5 @@ class Twin(State):
         lost: list[str] = []
         for pool, engine in engines:
             del self.engines[pool][engine]
-            lost += self.lose_requests(now, engine)
+            lost += self.lose_requests(now, pool, engine)
         return Reaped(tuple(e for _, e in engines), tuple(gateways), tuple(lost), tuple(aborted))

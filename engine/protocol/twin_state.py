@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.protocol.fair import FairQueue
-from engine.protocol.functions import Admission
+from engine.protocol.functions import Admission, Handed
 from engine.protocol.messages import Control, Delta, Final, Timeline
 
-__all__ = ["Account", "Claimed", "Queue", "Record", "Resumable", "State"]
+__all__ = ["Account", "Claimed", "Queue", "Record", "Resumable", "Standing", "State"]
 
 
 @dataclass(slots=True)
@@ -48,6 +48,16 @@ class Resumable:
     ask: str
     turn: int = 0
     told: bool = False
+
+
+@dataclass(slots=True)
+class Standing:
+    """What an engine that waits would take: slots by tier, and room for known tokens. The lowest turn is next."""
+
+    turn: int
+    credit: dict[str, int]
+    tokens: int
+    until_ms: int
 
 
 @dataclass(slots=True)
@@ -88,6 +98,11 @@ class State:
         self.gateways: dict[str, int] = {}
         self.reaped: dict[str, int] = {}
         self.engines: dict[str, dict[str, int]] = defaultdict(dict)
+        self.standing: dict[str, dict[str, Standing]] = defaultdict(dict)
+        self.listeners: set[str] = set()
+        """Engines that listen to their channel."""
+        self.handed: dict[str, list[Handed]] = defaultdict(list)
+        """What went over it."""
         self.pools: dict[str, str] = {}
         self.cards: dict[str, bytes] = {}
         self.resumable: dict[str, Resumable] = {}
@@ -171,8 +186,9 @@ class State:
         )  # fmt: skip
         self.conclude(r, final, False)
 
-    def lose_requests(self, now: int, engine: str) -> list[str]:
-        """An engine is gone. The raised epoch shuts it out; their gateways are told and now own their end."""
+    def lose_requests(self, now: int, pool: str, engine: str) -> list[str]:
+        """An engine left its pool. The raised epoch shuts it out; their gateways are told and now own their end."""
+        self.standing[pool].pop(engine, None)
         lost = self.those(lambda r: r.state == "running" and r.engine == engine)
         for r in lost:
             r.epoch += 1

@@ -19,6 +19,7 @@ from engine.serve.log import Log
 from engine.serve.loop import EXIT_FAULT, StepLoop
 from engine.serve.options import Options, parse
 from engine.serve.puller import Listener, Puller
+from engine.serve.receiver import Receiver
 from engine.serve.recording import Tape
 from engine.serve.sender import Sender
 from engine.serve.shadow import Divergence, Shadow
@@ -40,6 +41,7 @@ class Engine:
             connect(options.redis_url), keys, backend.card, options.engine, options.pool, options.lease_ms, link, log
         )
         self.listener = Listener(connect(options.redis_url), keys, options.engine, options.pool, link)
+        self.receiver = Receiver(connect(options.redis_url), keys, options.engine, self.puller)
         self.tape = Tape(Path(options.record), options.record_mib << 20, log) if options.record else None
         scheduler = build_scheduler(backend.capacity, options, self.tape)
         tokenizer = Tokenizer(backend.card)
@@ -61,7 +63,7 @@ class Engine:
         """Serve until drained, refused or broken. The exit status."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
-        for thread in filter(None, (self.tape, self.sender, self.puller, self.listener)):
+        for thread in filter(None, (self.tape, self.sender, self.puller, self.listener, self.receiver)):
             thread.start()
         if isinstance(self.backend, Constraining) and "grammar" in self.backend.card.capabilities:
             # Starts what compiles constraints, before the first request that has one would wait for it.
@@ -85,6 +87,7 @@ class Engine:
             self.log.error("not_delivered", finals=self.sender.undelivered)
         self.puller.stop()
         self.listener.stopped.set()
+        self.receiver.stopped.set()
         self.puller.join(timeout=2.0)
         if self.puller.registered.is_set():
             try:

@@ -23,6 +23,7 @@ __all__ = [
     "Arrived",
     "Broken",
     "Cancelled",
+    "Channel",
     "Direct",
     "DrainOrdered",
     "Inbox",
@@ -136,12 +137,43 @@ class Link:
     """Set: a pull is over."""
     known: set[str] = field(default_factory=set)
     """Requests pulled whose Final was not accepted yet."""
+    early: dict[str, str] = field(default_factory=dict)
+    """Cancels that came before their requests, which travel another way: reasons by request."""
+    withdrawn: threading.Event = field(default_factory=threading.Event)
+    """Set: `quiet` was, and all that was pulled for this engine before that has arrived."""
     quiet: threading.Event = field(default_factory=threading.Event)
     """Set: renew the lease and read orders, but take no more work."""
     spare: bool = False
     """There is free room (credit may also be what could be evicted)."""
     hungry: bool = False
     """The listener has seen the free room, so the pool's wake list wakes this engine."""
+    _arrivals: threading.Lock = field(default_factory=threading.Lock)
+
+    def arrive(self, arrived: Arrived) -> bool:
+        """Hand a request to the loop. False: it was before, a request may be heard of in more than one way."""
+        request = arrived.work.request
+        with self._arrivals:
+            if request in self.known:
+                return False
+            self.known.add(request)
+            self.inbox.put(arrived)
+            if (reason := self.early.pop(request, None)) is not None:
+                self.inbox.put(Cancelled(request, reason))
+        return True
+
+    def cancel(self, request: str, reason: str) -> None:
+        """Hand a cancel to the loop, after its request."""
+        with self._arrivals:
+            if request in self.known:
+                self.inbox.put(Cancelled(request, reason))
+            else:
+                self.early[request] = reason
+
+    def spend(self, work: Work) -> None:
+        """Take from the offered credit what a request needs. Only with `lock`."""
+        slots = len(work.prompts) * work.n
+        self.tokens -= sum(map(len, work.prompts))
+        self.credit = {t: left - slots for t, left in self.credit.items() if left > slots} if self.tokens > 0 else {}
 
 
 def connect(url: str, timeout_s: float = 5.0) -> Redis:
@@ -174,3 +206,27 @@ class Direct:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+
+class Channel:
+    """A connection of a thread's own that listens to one pub/sub channel."""
+
+    def __init__(self, redis: Redis, name: str) -> None:
+        self._connection: Any = redis.connection_pool.make_connection()
+        self._name = name
+
+    def subscribe(self) -> None:
+        """Begin, or begin anew after a `RedisError`."""
+        self._connection.disconnect()
+        self._connection.send_command("SUBSCRIBE", self._name)
+
+    def ping(self) -> None:
+        """Make the server say something."""
+        self._connection.send_command("PING")
+
+    def next(self, wait_s: float) -> bytes | None:
+        """The next message; empty: the server said something else; None: nothing in time. Raises `RedisError`."""
+        if not self._connection.can_read(wait_s):
+            return None
+        said = self._connection.read_response(push_request=True)
+        return bytes(said[2]) if isinstance(said, list) and said[0] == b"message" else b""

@@ -38,6 +38,8 @@ _EMPTY_PLAN_S = 0.005
 """A plan may be empty though work waits (a batch window): look again so much later."""
 _STOPPED = "the engine was stopped before the answer was complete"
 _FAILED = "the engine failed while it computed this request"
+_WITHDRAW_S = 2.0
+"""So long a drained engine waits to hear that nothing is pulled for it any more. (Redis may be away.)"""
 _NUDGE_S = 0.01
 """Shortest time between two pulls asked for by the loop."""
 
@@ -146,13 +148,15 @@ class StepLoop:
         now = time.monotonic()
         if self._drain_until is None:
             self._drain_until = now + self.drain_s
+            self.link.nudge.set()
             self.log.info("draining", requests=len(self.roster.requests), seconds=self.drain_s)
         if now >= self._drain_until and self.roster.requests:
             self.log.warning("drain_cut", requests=len(self.roster.requests))
             for active in list(self.roster.requests.values()):
                 self.roster.fail(active, "abort", "engine_draining", _STOPPED, now)
             self._hand_over()
-        return not self.roster.requests and self.link.inbox.empty()
+        settled = self.link.withdrawn.is_set() or now >= self._drain_until - self.drain_s + _WITHDRAW_S
+        return settled and not self.roster.requests and self.link.inbox.empty()
 
     # Stepping ----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from engine.protocol.messages import (
     decode,
     encode,
 )
-from engine.serve.link import Abandoned, Accounted, Arrived, Broken, Cancelled, Direct, DrainOrdered, Link, Refused
+from engine.serve.link import Abandoned, Accounted, Arrived, Broken, Direct, DrainOrdered, Link, Refused
 from engine.serve.log import Log
 
 __all__ = ["Listener", "Puller"]
@@ -89,10 +89,18 @@ class Puller(threading.Thread):
         self.link.nudge.clear()
         if self.stopped.is_set():
             return
+        leaving = self.link.quiet.is_set() and not self.link.withdrawn.is_set()
         self._pull()
-        if self._recover and self.registered.is_set():
-            self._recover_lost_answers()
-            self._recover = False
+        if (self._recover or leaving) and self.registered.is_set():
+            recover, self._recover = self._recover, False
+            try:
+                self._recover_lost_answers(recover)
+            except RedisError:
+                self._recover = recover
+                raise
+        if leaving:
+            self.link.withdrawn.set()
+            self.link.inbox.put(None)
         if time.monotonic() >= self._beat_at:
             self._beat()
 
@@ -115,15 +123,16 @@ class Puller(threading.Thread):
 
     def _pull(self) -> None:
         """One pull with the offered credit. What it brings takes from the credit, so that the next pull may come before
-        the loop has counted again; a failure uses it up."""
+        the loop has counted again; a failure uses it up. With free room the pull stands (see `Receiver`)."""
         link = self.link
         with link.lock:
             credit, link.credit = ({} if link.quiet.is_set() else link.credit), {}
-            pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms)
-            for one in pulled.works:
-                slots = self._accept(one)
-                credit = {tier: left - slots for tier, left in credit.items() if left > slots}
+            tokens = max(0, link.tokens) if link.spare else 0
+            pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms, tokens)
             link.credit = credit if link.tokens > 0 else {}
+            for one in pulled.works:
+                if (work := self.accept(one)) is not None:
+                    link.spend(work)
             if pulled.works:
                 link.inbox.put(Accounted(pulled.accounts))
         link.pulled.set()
@@ -132,18 +141,20 @@ class Puller(threading.Thread):
         if not pulled.registered:
             self._lost_lease()
 
-    def _accept(self, pulled: Pulled) -> int:
-        """Hand a work to the loop. The sequence slots it takes."""
+    def look_for_lost(self) -> None:
+        """Something may have been pulled for this engine that it has not heard of. From any thread."""
+        self._recover = True
+        self.link.nudge.set()
+
+    def accept(self, pulled: Pulled) -> Work | None:
+        """Hand a work to the loop. None: it can't be read, or has been before. From any thread."""
         try:
             work = decode(pulled.work, Work)
         except msgspec.DecodeError as error:
             self.log.error("unreadable_work", detail=str(error)[:200])
             self._recover = True
-            return 0
-        self.link.tokens -= sum(len(prompt) for prompt in work.prompts)
-        self.link.known.add(work.request)
-        self.link.inbox.put(Arrived(work, pulled.epoch, self.era, pulled.by_floor))
-        return len(work.prompts) * work.n
+            return None
+        return work if self.link.arrive(Arrived(work, pulled.epoch, self.era, pulled.by_floor)) else None
 
     def _obey(self, raw: bytes) -> None:
         try:
@@ -152,7 +163,7 @@ class Puller(threading.Thread):
             self.log.error("unreadable_control", detail=str(error)[:200])
             return
         if control.kind == "cancel":
-            self.link.inbox.put(Cancelled(control.argument, control.reason))
+            self.link.cancel(control.argument, control.reason)
         elif control.kind == "drain":
             self.link.inbox.put(DrainOrdered())
         else:
@@ -166,11 +177,11 @@ class Puller(threading.Thread):
         if not wiped:
             self.link.inbox.put(Abandoned())
 
-    def _recover_lost_answers(self) -> None:
+    def _recover_lost_answers(self, cancels: bool = False) -> None:
         """Take over requests that Redis says we run but that we never heard of. After a failure: also lost cancels."""
         for raw in self.redis.smembers(self.keys.engine_requests(self.engine)):
             request = raw.decode()
-            if request in self.link.known and not self._recover:
+            if request in self.link.known and not cancels:
                 continue
             fields = ("state", "epoch", "stream", "entry", "cancel", "engine")
             record = dict(zip(fields, self.redis.hmget(self.keys.request(request), fields), strict=True))
@@ -179,7 +190,8 @@ class Puller(threading.Thread):
             if request not in self.link.known:
                 self._fetch(request, record)
             if record["cancel"] is not None:
-                self.link.inbox.put(Cancelled(request, record["cancel"].decode()))
+                self.link.cancel(request, record["cancel"].decode())
+        self.link.early.clear()  # of requests that are not ours any more
 
     def _fetch(self, request: str, record: dict[str, bytes | None]) -> None:
         found = self.redis.xrange(record["stream"] or b"", min=record["entry"] or b"-", max=record["entry"] or b"+")
@@ -192,9 +204,8 @@ class Puller(threading.Thread):
             self.log.error("poison_work", request=request, detail=str(error)[:200])
             self._refuse(request, epoch)
             return
-        self.log.info("recovered_work", request=request)
-        self.link.known.add(request)
-        self.link.inbox.put(Arrived(work, epoch, self.era))
+        if self.link.arrive(Arrived(work, epoch, self.era)):
+            self.log.info("recovered_work", request=request)
 
     def _refuse(self, request: str, epoch: int) -> None:
         """End a request that can't even be read, with what its record says of it."""

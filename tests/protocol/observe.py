@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from engine.protocol.fair import FairQueue
@@ -42,6 +43,8 @@ def _read(redis: Any, key: bytes, name: str) -> Any:
         return _entries(name, redis.xrange(key)) or ("empty" if name.startswith("replies:") else None)
     if kind == "hash":
         fields = {k.decode(): v.decode() for k, v in redis.hgetall(key).items()}
+        if name.startswith("credit:"):
+            return {engine: json.loads(standing) for engine, standing in fields.items()}
         if name.startswith("req:"):
             return {f: fields.get(f, "") for f in _RECORD}
         return fields
@@ -150,6 +153,11 @@ def of_twin(t: Twin) -> dict[str, Any]:
     for pool, fair in t.fair.items():
         state |= _accounts(pool, fair)
     state.update({f"engines:{pool}": dict(v) for pool, v in t.engines.items()})
+    for pool, standing in t.standing.items():
+        state[f"standing:{pool}"] = {engine: s.turn for engine, s in standing.items()}
+        state[f"credit:{pool}"] = {
+            engine: {"credit": s.credit, "tokens": s.tokens, "until": s.until_ms} for engine, s in standing.items()
+        }
     state.update({f"card:{pool}": v.decode() for pool, v in t.cards.items()})
     state.update({f"replies:{g}": list(v) or "empty" for g, v in t.replies.items()})
     state.update({f"ctl:{e}": list(v) for e, v in t.controls.items()})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from redis import Redis
 
-from engine.protocol.functions import Admission, Claim
+from engine.protocol.functions import Admission, Claim, Handed
 from engine.protocol.keys import Keys
 from engine.protocol.messages import Final, Timeline, encode
 from engine.protocol.twin import Twin
@@ -43,11 +43,16 @@ class Interleavings(RuleBasedStateMachine):
         self.functions.set_clock(self.now)
         self.count = 0
         self.admitted: list[str] = []
+        self.channels = {engine: self.redis.pubsub() for engine in ENGINES}
+        self.heard: dict[str, list[Handed]] = {engine: [] for engine in ENGINES}
         for engine in ("e1", "e2"):
             self.both("register", "m", engine, "h1", b"h1", 20_000)
+            self.listen(engine, True)
 
     def teardown(self) -> None:
         if hasattr(self, "functions"):
+            for channel in self.channels.values():
+                channel.close()
             keys = list(self.redis.scan_iter(match=f"{self.functions.keys.prefix}*", count=1000))
             self.redis.delete(*keys, "-")
 
@@ -139,9 +144,58 @@ class Interleavings(RuleBasedStateMachine):
         for _ in range(times):
             self.admit(pool, tenant, tier, "g1", (40, None), (-1, -1, -1), 1, 9, expires, None, (), False)
 
-    @rule(pool=some_pool, engine=engines, credit=st.dictionaries(some_credit, st.integers(0, 3)))
-    def pull(self, pool: str, engine: str, credit: dict[str, int]) -> None:
-        self.both("pull", pool, engine, credit, 20_000)
+    @rule(
+        pool=some_pool,
+        engine=engines,
+        credit=st.dictionaries(some_credit, st.integers(0, 3)),
+        tokens=st.sampled_from((0, 0, 8, 1000, 20_000)),
+    )
+    def pull(self, pool: str, engine: str, credit: dict[str, int], tokens: int = 0) -> None:
+        self.both("pull", pool, engine, credit, 20_000, tokens)
+
+    @rule(engine=engines, listens=st.sampled_from((True, True, False)))
+    def listen(self, engine: str, listens: bool) -> None:
+        """The engine's connection to its channel is made, or is lost."""
+        if listens is (engine in self.twin.listeners):
+            return
+        channel = self.functions.keys.hand(engine)
+        if listens:
+            self.channels[engine].subscribe(channel)
+            self.twin.listeners.add(engine)
+        else:
+            self.channels[engine].unsubscribe(channel)
+            self.twin.listeners.discard(engine)
+        self.hear(engine, "subscribe" if listens else "unsubscribe")
+
+    def hear(self, engine: str, kind: str) -> None:
+        """Read an engine's channel up to a message of this kind."""
+        message = self.channels[engine].get_message(timeout=30)
+        while message is not None and message["type"] != kind:
+            assert message["type"] == "message"
+            self.heard[engine].append(Handed.read(message["data"]))
+            message = self.channels[engine].get_message(timeout=30)
+        assert message is not None, kind
+        if kind == "message":
+            self.heard[engine].append(Handed.read(message["data"]))
+
+    @rule(
+        pool=some_pool,
+        slots=st.dictionaries(engines, st.integers(1, 3), min_size=1),
+        express=st.integers(0, 2),
+        tokens=st.sampled_from((8, 5000, 20_000)),
+        later=st.sampled_from((0, 130, 399, 400)),
+        tenant=tenants,
+        tier=tiers,
+    )
+    def stand_and_admit(
+        self, pool: str, slots: dict[str, int], express: int, tokens: int, later: int, tenant: str, tier: str
+    ) -> None:
+        """Engines wait, and more is admitted than they would take."""
+        self.rejoin()
+        for engine, most in slots.items():
+            self.pull(pool, engine, {**dict.fromkeys(TIERS, most), "+": express}, tokens)
+        self.advance_clock(later)
+        self.admit_freely(pool, tenant, tier, 3, 500)
 
     @rule(engine=engines, slots=st.integers(0, 3), express=st.integers(0, 2))
     def pull_any(self, engine: str, slots: int, express: int = 0) -> None:
@@ -288,6 +342,14 @@ class Interleavings(RuleBasedStateMachine):
             self.both("reap")
             self.advance_clock(2999)
         self.both("reap")
+
+    @invariant()
+    def same_handed(self) -> None:
+        if hasattr(self, "twin"):
+            for engine, heard in self.heard.items():
+                while len(heard) < len(self.twin.handed[engine]):
+                    self.hear(engine, "message")
+                assert heard == self.twin.handed[engine]
 
     @invariant()
     def same_state(self) -> None:
