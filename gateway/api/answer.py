@@ -51,6 +51,8 @@ class Wish:
     """Tools that the answer may call."""
     bare: bool = False
     """A call may come without its marks."""
+    best: int = 0
+    """How many answers to each prompt are shown, those with the highest log-probability per token; 0: all."""
 
 
 @dataclass(slots=True)
@@ -65,6 +67,10 @@ class _Choice:
     reader: CallReader | None = None
     length: int = 0
     """Characters sent so far."""
+
+    def doubt(self) -> float:
+        """How unlikely the model finds its tokens on average, in nats."""
+        return -sum(token.logprob for token in self.logprobs) / max(1, len(self.logprobs))
 
 
 class Answer:
@@ -299,13 +305,21 @@ class Answer:
             "object": "chat.completion" if self._wish.chat else "text_completion",
             "created": self._created,
             "model": self.ticket.order.model.card.model,
-            "choices": [self._shape(i, c) for i, c in enumerate(self._choices)],
+            "choices": [self._shape(i, c) for i, c in enumerate(self._shown())],
             "usage": self._usage(),
             "system_fingerprint": self._fingerprint,
         }
         if self._tier is not None:
             answer["service_tier"] = self._tier
         return answer
+
+    def _shown(self) -> list[_Choice]:
+        """All choices, or the best of each prompt's, the best first."""
+        made = self.ticket.order.n
+        if not self._wish.best:
+            return self._choices
+        groups = (self._choices[start : start + made] for start in range(0, len(self._choices), made))
+        return [c for group in groups for c in sorted(group, key=_Choice.doubt)[: self._wish.best]]
 
     def _shape(self, index: int, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.texts)

@@ -79,13 +79,17 @@ async def completion_order(
     wanted = body.logprobs if body.logprobs is not None else -1
     if wanted >= 0 and body.echo:
         raise unsupported("logprobs", "log-probabilities of the prompt can't be computed; drop 'echo' or 'logprobs'.")
+    if body.chooses and "logprobs" not in model.card.capabilities:
+        raise unsupported("best_of", "this model does not report the log-probabilities that tell which is the best.")
     grammar = await _grammar(plane, principal, model, body.constraint())
-    sampling = _sampling(body, model.card, limit, top_logprobs=wanted, grammar=grammar)
+    told = max(wanted, 0) if body.chooses else wanted
+    sampling = _sampling(body, model.card, limit, top_logprobs=told, grammar=grammar)
     given = body.prompts()
     prompts = await plane.prompts.completion(model.card, given)
     echoes = await _echoes(plane, body, model.card, given) if body.echo else ()
-    order = _order(body, "completion", model, prompts, sampling, "prompt", [])
-    wish = Wish(False, body.include_usage, logprobs=wanted >= 0, tier=body.service_tier, echoes=echoes)
+    order = replace(_order(body, "completion", model, prompts, sampling, "prompt", []), n=body.made)
+    shown = body.n or 1 if body.chooses else 0
+    wish = Wish(False, body.include_usage, logprobs=wanted >= 0, tier=body.service_tier, echoes=echoes, best=shown)
     return order, wish
 
 

@@ -53,6 +53,17 @@ def test_logprobs_have_the_older_shape(client: httpx.Client) -> None:
     assert offsets == list(range(6))
 
 
+def test_best_of_shows_fewer_answers_than_it_counts(client: httpx.Client) -> None:
+    """Which they are is asked of the real model: to the simulated one all tokens are as likely."""
+    made = complete(client, ["ab", "cd"], n=4, seed=5).json()
+    best = complete(client, ["ab", "cd"], n=2, best_of=4, seed=5, echo=True).json()
+    assert [c["text"][:2] for c in best["choices"]] == ["ab", "ab", "cd", "cd"]
+    assert [c["index"] for c in best["choices"]] == [0, 1, 2, 3] and all(c["logprobs"] is None for c in best["choices"])
+    assert best["usage"] == made["usage"]
+    same = complete(client, "ab", n=2, best_of=2, seed=5).json()["choices"]
+    assert same == complete(client, "ab", n=2, seed=5).json()["choices"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "fields", "param"),
     [
@@ -67,7 +78,9 @@ def test_logprobs_have_the_older_shape(client: httpx.Client) -> None:
         (None, {}, "prompt"),
         ({"a": 1}, {}, "prompt"),
         ("a", {"suffix": "b"}, "suffix"),
-        ("a", {"best_of": 3}, "best_of"),
+        ("a", {"best_of": 3, "stream": True}, "best_of"),
+        ("a", {"best_of": 21}, "best_of"),
+        (["a"] * 7, {"best_of": 20}, "prompt"),
         ("a", {"best_of": 1, "n": 2}, "best_of"),
         ("a", {"logprobs": 6}, "logprobs"),
         ("a", {"max_tokens": 0}, "max_tokens"),

@@ -35,18 +35,29 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise unsupported("response_format", "use 'structured_outputs', or ask for a chat completion.")
         if self.tools:
             raise unsupported("tools", "ask for a chat completion.")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            if self.best_of < (self.n or 1):
-                raise invalid("best_of", "'best_of' must not be smaller than 'n'.")
-            raise unsupported("best_of", "choose among 'n' answers yourself.")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise invalid("best_of", "'best_of' must not be smaller than 'n'.")
+        if self.chooses and self.stream:
+            raise invalid("best_of", "Which answers are the best shows at their end: they can't be streamed.")
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "'max_tokens' must be at least 1.")
         check_lengths(self.min_tokens, self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS)
         if self.structured_outputs is not None:
             check_unconstrained(self)
         prompts = self.prompts()
-        if len(prompts) * (self.n or 1) > MAX_PROMPTS:
-            raise invalid("prompt", f"At most {MAX_PROMPTS} answers can be asked for at once (prompts times 'n').")
+        if len(prompts) * self.made > MAX_PROMPTS:
+            message = f"At most {MAX_PROMPTS} answers can be asked for at once (prompts times 'n' or 'best_of')."
+            raise invalid("prompt", message)
+
+    @property
+    def made(self) -> int:
+        """Answers to each prompt that are computed."""
+        return self.best_of or self.n or 1
+
+    @property
+    def chooses(self) -> bool:
+        """More are computed than shown."""
+        return self.made > (self.n or 1)
 
     def constraint(self) -> Wanted | None:
         """What the answer is held to."""

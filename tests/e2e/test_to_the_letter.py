@@ -1,4 +1,4 @@
-"""What the model says is forced, so that text of split characters and stop strings can be checked to the letter."""
+"""To the letter, on the real model: forced text of split characters, stop strings, log-probabilities, best of many."""
 
 from __future__ import annotations
 
@@ -76,3 +76,13 @@ def test_log_probabilities_of_forced_tokens_are_json_and_their_bytes_join_to_the
         assert type(entry["logprob"]) is float and entry["logprob"] <= 0
         assert len(entry["top_logprobs"]) == 20 and all(type(t["logprob"]) is float for t in entry["top_logprobs"])
     assert min(entry["logprob"] for entry in entries) < -8
+
+
+def test_the_best_of_many_come_first_by_log_probability_per_token(stack: Stack) -> None:
+    asked = {"model": "smollm2-135m", "prompt": ["The sea is", "I went to"], "max_tokens": 12, "seed": 7, "logprobs": 0}
+    answer = post(stack, "/completions", asked | {"n": 3, "best_of": 8}).json()
+    tokens = [c["logprobs"]["token_logprobs"] for c in answer["choices"]]
+    scores = [sum(each) / len(each) for each in tokens]
+    assert len(scores) == 6 and len(set(scores)) == 6
+    assert scores[:3] == sorted(scores[:3], reverse=True) and scores[3:] == sorted(scores[3:], reverse=True)
+    assert answer["usage"]["completion_tokens"] > sum(map(len, tokens))
