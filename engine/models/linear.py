@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.products import BLOCK, Blocks, open_products
+from engine.products import BLOCK, Blocks, Products, open_products
 
-__all__ = ["Linear", "int8_refusal", "pack_linear", "quantised_linear", "rounded_rows"]
+__all__ = ["Linear", "int8_refusal", "pack_gated", "pack_linear", "quantised_linear", "rounded_rows"]
 
 Linear = Callable[[Tensor], Tensor]
 """[T, in] to [T, out], in the dtype of its input."""
@@ -29,13 +29,35 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) ->
     bias = None if bias_O is None else bias_O.to(dtype)
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return lambda x: functional.linear(x, weight, bias)
-    native = torch.cpu._is_avx512_bf16_supported() if dtype == torch.bfloat16 else torch.cpu._is_avx512_supported()
-    if not native and (products := open_products()) is not None:
+    if (products := _own_products(dtype)) is not None:
         return products.floats(weight, bias_O)
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         product = _reordered(weight.float(), bias_O)
         return lambda x: product(x.float()).to(dtype)
     return _reordered(weight, bias)
+
+
+def _own_products(dtype: torch.dtype) -> Products | None:
+    """Ours, where oneDNN isn't better and they can be had."""
+    native = torch.cpu._is_avx512_bf16_supported() if dtype == torch.bfloat16 else torch.cpu._is_avx512_supported()
+    return None if native or not torch.backends.mkldnn.is_available() else open_products()
+
+
+def pack_gated(weights: Tensor | Blocks, dtype: torch.dtype, silu_mul: Linear) -> Linear:
+    """silu(first half) times second half of a product's outputs, in one go where our own products compute it.
+
+    `weights` are float32 [out, in], or blocks, which the input is rounded for. `silu_mul` takes [T, out] elsewhere.
+    """
+    whole = weights.shape[0] % (2 * Products.GATES) == 0
+    if isinstance(weights, Blocks):
+        if whole and (products := open_products()) is not None:
+            return products.levels(weights, gated=True)
+        linear = quantised_linear(weights, None)
+    else:
+        if whole and weights.device.type == "cpu" and (products := _own_products(dtype)) is not None:
+            return products.floats(weights.to(dtype), gated=True)
+        linear = pack_linear(weights, None, dtype)
+    return lambda x: silu_mul(linear(x))
 
 
 def _reordered(weight: Tensor, bias: Tensor | None) -> Linear:

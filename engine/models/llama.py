@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.attention import HeadShape, Kernels, KVStore, PagedBatch
 from engine.models.checkpoint import Checkpoint, DecoderConfig, ModelError
-from engine.models.linear import Linear, pack_linear, quantised_linear
+from engine.models.linear import Linear, pack_gated, pack_linear, quantised_linear
 from engine.products import Blocks
 
 __all__ = ["Llama"]
@@ -25,7 +25,7 @@ class _Layer:
     k_norm: Tensor | None
     output: Linear
     feed_forward_norm: Tensor
-    gate_up: Linear
+    gated: Linear
     down: Linear
 
 
@@ -53,7 +53,7 @@ class Llama:
         head = "model.embed_tokens.weight" if config.tied_output else "lm_head.weight"
         self._head = make([(head, config.vocab_size)], config.hidden)
         self._norm = read("model.norm.weight", config.hidden)
-        self._layers = [_read_layer(read, make, config, number) for number in range(config.layers)]
+        self._layers = [_read_layer(read, make, config, number, kernels.silu_mul) for number in range(config.layers)]
         self._rotary_PD = rotary_table(config, context_length).to(device)
 
     def forward(self, tokens_T: Tensor, batch: PagedBatch, store: KVStore, rows_R: Tensor | None) -> Tensor | None:
@@ -75,7 +75,7 @@ class Llama:
                 attended_TE, residual_TD = attended_TE[rows_R], residual_TD[rows_R]
             delta_TD = layer.output(attended_TE)
             x_TD = kernels.add_rms_norm(residual_TD, delta_TD, layer.feed_forward_norm, eps)
-            delta_TD = layer.down(kernels.silu_mul(layer.gate_up(x_TD)))
+            delta_TD = layer.down(layer.gated(x_TD))
         return self._head(kernels.add_rms_norm(residual_TD, delta_TD, self._norm, eps)).float()
 
     def _norm_heads(self, qkv_TE: Tensor, q_norm: Tensor, k_norm: Tensor) -> None:
@@ -119,14 +119,22 @@ class _LayerMaker:
         self._read, self._dtype, self._int8 = read, dtype, int8
 
     def __call__(self, parts: Sequence[tuple[str, int]], inputs: int, bias: Tensor | None = None) -> Linear:
+        weights = self._weights(parts, inputs)
+        if isinstance(weights, Blocks):
+            return quantised_linear(weights, bias)
+        return pack_linear(weights, bias, self._dtype)
+
+    def gated(self, parts: Sequence[tuple[str, int]], inputs: int, silu_mul: Linear) -> Linear:
+        """silu(first part) times second part; `silu_mul` computes that of [T, outputs of both] where it must."""
+        return pack_gated(self._weights(parts, inputs), self._dtype, silu_mul)
+
+    def _weights(self, parts: Sequence[tuple[str, int]], inputs: int) -> Tensor | Blocks:
         if self._int8:
-            stacked = Blocks.stacked([self._read.blocks(name, outputs, inputs) for name, outputs in parts])
-            return quantised_linear(stacked, bias)
-        weight = torch.cat([self._read(name, outputs, inputs) for name, outputs in parts])
-        return pack_linear(weight, bias, self._dtype)
+            return Blocks.stacked([self._read.blocks(name, outputs, inputs) for name, outputs in parts])
+        return torch.cat([self._read(name, outputs, inputs) for name, outputs in parts])
 
 
-def _read_layer(read: _Reader, make: _LayerMaker, config: DecoderConfig, number: int) -> _Layer:
+def _read_layer(read: _Reader, make: _LayerMaker, config: DecoderConfig, number: int, silu_mul: Linear) -> _Layer:
     prefix = f"model.layers.{number}."
     queries, keys, hidden, wide = (
         config.heads * config.head_dim,
@@ -145,7 +153,7 @@ def _read_layer(read: _Reader, make: _LayerMaker, config: DecoderConfig, number:
         k_norm=read(f"{prefix}self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
         output=make([(f"{prefix}self_attn.o_proj.weight", hidden)], queries),
         feed_forward_norm=read(f"{prefix}post_attention_layernorm.weight", hidden),
-        gate_up=make([(f"{prefix}mlp.{part}_proj.weight", wide) for part in ("gate", "up")], hidden),
+        gated=make.gated([(f"{prefix}mlp.{part}_proj.weight", wide) for part in ("gate", "up")], hidden, silu_mul),
         down=make([(f"{prefix}mlp.down_proj.weight", hidden)], wide),
     )
 

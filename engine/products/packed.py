@@ -31,22 +31,32 @@ class _Weights(ctypes.Structure):
         ("outputs", ctypes.c_long),
         ("inputs", ctypes.c_long),
         ("bits", ctypes.c_long),
+        ("gated", ctypes.c_long),
     ]
 
 
 class Packed:
     """y = x·Wᵀ + bias, [T, in] to [T, out] (T may be several axes), in the dtype of x. Runs on torch's threads.
 
+    A gated one returns silu(first half of y) times its second half, [T, out / 2], rounded to the dtype of x only then.
+
     A row's result is the same bits whatever the rows beside it and the number of threads.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, variant: int, data: Tensor, bias: Tensor | None, sizes: tuple[int, int, int]
+        self,
+        library: ctypes.CDLL,
+        variant: int,
+        data: Tensor,
+        bias: Tensor | None,
+        sizes: tuple[int, int, int],
+        gated: bool,
     ) -> None:
         self._held = (data, bias)  # their addresses are in the structure
-        self._outputs, self._inputs, bits = sizes
+        outputs, self._inputs, bits = sizes
+        self._results = outputs // 2 if gated else outputs
         bias_at = bias.data_ptr() if bias is not None else None
-        self._weights = _Weights(data.data_ptr(), bias_at, self._outputs, self._inputs, bits)
+        self._weights = _Weights(data.data_ptr(), bias_at, outputs, self._inputs, bits, gated)
         self._address = ctypes.addressof(self._weights)
         self._variant = variant
         self._functions = {dtype: _function(library, f"product_{suffix}") for dtype, suffix in _SUFFIX.items()}
@@ -56,7 +66,7 @@ class Packed:
         if inputs != self._inputs:
             raise ValueError(f"rows of {inputs} numbers times a matrix of {self._inputs} inputs")
         x_TI = x_TI.contiguous()
-        out_TO = torch.empty(*leading, self._outputs, dtype=x_TI.dtype)
+        out_TO = torch.empty(*leading, self._results, dtype=x_TI.dtype)
         rows = x_TI.numel() // inputs
         if self._functions[x_TI.dtype](self._address, x_TI.data_ptr(), out_TO.data_ptr(), rows, self._variant):
             raise RuntimeError(f"this library has no {_NAMES[self._variant]} loops")
@@ -64,29 +74,37 @@ class Packed:
 
 
 class Products:
-    """Packs matrices for the best variant that agrees with the plain loops on this processor."""
+    """Packs matrices for the best variant that agrees with the plain loops on this processor.
+
+    Those of `gated` products have the gates' outputs first, and as many others; of both a multiple of `GATES`.
+    """
+
+    GATES = _PANEL
 
     def __init__(self, cache_dir: Path | None = None) -> None:
         self._library = compiled(_SOURCE, cache_dir)
         self.variant = self._best()
 
-    def levels(self, blocks: Blocks, bias_O: Tensor | None = None, *, variant: int | None = None) -> Packed:
+    def levels(
+        self, blocks: Blocks, bias_O: Tensor | None = None, *, gated: bool = False, variant: int | None = None
+    ) -> Packed:
         """Weights as they are in the blocks; x is rounded to 8 bits for each row and block of 32 inputs."""
         outputs, inputs = blocks.shape
         data = torch.empty(
             -(-outputs // _PANEL) * (inputs // BLOCK) * _PANEL_BLOCK_BYTES[blocks.bits], dtype=torch.uint8
         )
-        rows = blocks.rows.contiguous()
+        rows = _in_turn(blocks.rows, gated).contiguous()
         self._pack("pack_levels", rows, outputs, inputs // BLOCK, blocks.bits, data)
-        return self._packed(data, bias_O, (outputs, inputs, blocks.bits), self.variant if variant is None else variant)
+        chosen = self.variant if variant is None else variant
+        return self._packed(data, bias_O, (outputs, inputs, blocks.bits), chosen, gated)
 
-    def floats(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Packed:
+    def floats(self, weight_OI: Tensor, bias_O: Tensor | None = None, *, gated: bool = False) -> Packed:
         """Weights in their own dtype, float32 or bfloat16; everything is multiplied and summed in float32."""
         outputs, inputs = weight_OI.shape
-        weight_OI = weight_OI.contiguous()
+        weight_OI = _in_turn(weight_OI, gated).contiguous()
         data = torch.empty(-(-outputs // _PANEL) * _PANEL * inputs, dtype=weight_OI.dtype)
         self._pack(f"pack_{_SUFFIX[weight_OI.dtype]}", weight_OI, outputs, inputs, data)
-        return self._packed(data, bias_O, (outputs, inputs, weight_OI.dtype.itemsize * 8), self.variant)
+        return self._packed(data, bias_O, (outputs, inputs, weight_OI.dtype.itemsize * 8), self.variant, gated)
 
     def _pack(self, name: str, source: Tensor, *arguments: Any) -> None:
         function = getattr(self._library, name)
@@ -94,8 +112,11 @@ class Products:
         function.argtypes, function.restype = [ctypes.c_void_p, *kinds], None
         function(source.data_ptr(), *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
 
-    def _packed(self, data: Tensor, bias_O: Tensor | None, sizes: tuple[int, int, int], variant: int) -> Packed:
-        return Packed(self._library, variant, data, None if bias_O is None else bias_O.float().contiguous(), sizes)
+    def _packed(
+        self, data: Tensor, bias_O: Tensor | None, sizes: tuple[int, int, int], variant: int, gated: bool
+    ) -> Packed:
+        bias = None if bias_O is None else _in_turn(bias_O.float(), gated).contiguous()
+        return Packed(self._library, variant, data, bias, sizes, gated)
 
     def variants(self) -> list[int]:
         """Those that were compiled for this processor, the fastest first."""
@@ -122,6 +143,15 @@ class Products:
                 if not torch.allclose(tried(x[:rows]), plain(x[:rows]), rtol=1e-4, atol=1e-2):
                     return False
         return True
+
+
+def _in_turn(rows: Tensor, gated: bool) -> Tensor:
+    """A panel of gates, the panel it lets through, the next of gates, and so on; ValueError for parts of panels."""
+    if not gated:
+        return rows
+    if len(rows) % (2 * _PANEL):
+        raise ValueError(f"{len(rows)} outputs are not whole panels of gates and of others")
+    return rows.unflatten(0, (2, -1, _PANEL)).transpose(0, 1).flatten(0, 2)
 
 
 @lru_cache(maxsize=1)

@@ -46,11 +46,13 @@ typedef float v8f __attribute__((vector_size(32)));
 typedef uint32_t v8u __attribute__((vector_size(32)));
 typedef uint16_t v8h __attribute__((vector_size(16)));
 
-// What Python passes: `bits` is 4 or 8 (levels), 16 (bfloat16) or 32 (float).
+// What Python passes: `bits` is 4 or 8 (levels), 16 (bfloat16) or 32 (float). `gated` is 0 or 1: then panels are in turn of
+// gates and of what they let through, and a row's result is silu(gate) times that, half as many numbers as outputs.
 struct Weights {
     const uint8_t* data;
     const float* bias;  // or null
-    long outputs, inputs, bits;
+    long outputs, inputs, bits, gated;
+    long results() const { return outputs >> gated; }
     long panels() const { return (outputs + PANEL - 1) / PANEL; }
     long blocks() const { return inputs / BLOCK; }
 };
@@ -82,6 +84,29 @@ inline void store8(bf16* p, v8f v) {  // to nearest, ties to even
     const v8h h = __builtin_convertvector(u, v8h);
     std::memcpy(p, &h, sizeof h);
 #endif
+}
+
+// x / (1 + e^-x). The exponential is a polynomial of least relative error, below 1e-7, times a power of 2.
+inline v8f silu(v8f x) {
+    typedef int32_t v8i __attribute__((vector_size(32)));
+    x = x < -80.0f ? v8f{} : x;  // as good as 0, where the exponential would be too large; not-a-number stays one
+    v8f t = x * -1.44269504088896341f;
+    const v8i in = ~(t < -126.0f);
+    t = in ? t : v8f{} - 126.0f;
+    const v8f shifted = t + 12582912.0f;  // 1.5 * 2^23: the low bits are the nearest integer
+    const v8f r = t - (shifted - 12582912.0f);
+    v8f p = 1.5345811810e-4f * r + 1.3399931217e-3f;
+    p = p * r + 9.6184889578e-3f;
+    p = p * r + 5.5503287770e-2f;
+    p = p * r + 2.4022646891e-1f;
+    p = p * r + 6.9314720574e-1f;
+    p = p * r + 1.0f;
+    v8i exponent, bits;
+    std::memcpy(&exponent, &shifted, sizeof exponent);
+    std::memcpy(&bits, &p, sizeof bits);
+    bits = (bits + (exponent << 23)) & in;
+    std::memcpy(&p, &bits, sizeof p);
+    return x / (1.0f + p);
 }
 
 inline float half(uint16_t h) {
@@ -451,26 +476,31 @@ long next_call() {
 // part before the next part does: its weights come from memory once.
 template <class Body>
 void share(long rows, int group, const Weights& w, Body body) {
-    const long groups = (rows + group - 1) / group, panels = w.panels(), work = rows * w.outputs * w.inputs;
+    const long groups = (rows + group - 1) / group, panels = w.panels() >> w.gated, work = rows * w.outputs * w.inputs;
     const long threads = work > SERIAL ? omp_get_max_threads() : 1;
     const long parts = threads == 1 ? 1 : std::min(panels, threads * std::clamp(work / groups / threads / PART, 1L, PARTS));
 #pragma omp parallel for schedule(dynamic) if (threads > 1)
     for (long i = 0; i < groups * parts; i++) {
         const long first = i % groups * group, part = i / groups;
-        body(i % groups, first, std::min<long>(group, rows - first), panels * part / parts, panels * (part + 1) / parts);
+        body(i % groups, first, std::min<long>(group, rows - first), panels * part / parts << w.gated,
+             panels * (part + 1) / parts << w.gated);
     }
 }
 
+// A panel's sums of `rows` rows, at sums, into the results. With gates, of two panels: the other's sums are at `passing`.
 template <class T>
-void write(const Weights& w, long panel, const float* sums, T* out, long rows) {
-    const long first = panel * PANEL, count = std::min<long>(PANEL, w.outputs - first);
-    alignas(32) float bias[PANEL] = {};
-    if (w.bias) std::copy(w.bias + first, w.bias + first + count, bias);
-    for (long r = 0; r < rows; r++, sums += PANEL) {
-        T whole[PANEL], *target = count == PANEL ? out + r * w.outputs + first : whole;
-        store8(target, load8(sums) + load8(bias));
-        store8(target + 8, load8(sums + 8) + load8(bias + 8));
-        if (count < PANEL) std::copy(whole, whole + count, out + r * w.outputs + first);
+void write(const Weights& w, long panel, const float* sums, const float* passing, T* out, long rows) {
+    const long first = panel * PANEL, count = std::min<long>(PANEL, w.outputs - first), width = w.results();
+    alignas(32) float bias[2 * PANEL] = {};
+    if (w.bias) std::copy(w.bias + first, w.bias + std::min(first + (PANEL << w.gated), w.outputs), bias);
+    for (long r = 0; r < rows; r++) {
+        T whole[PANEL], *place = out + r * width + (first >> w.gated), *target = count == PANEL ? place : whole;
+        for (int i = 0; i < PANEL; i += 8) {
+            v8f v = load8(sums + r * PANEL + i) + load8(bias + i);
+            if (w.gated) v = silu(v) * (load8(passing + r * PANEL + i) + load8(bias + PANEL + i));
+            store8(target + i, v);
+        }
+        if (count < PANEL) std::copy(whole, whole + count, place);
     }
 }
 
@@ -493,10 +523,11 @@ void add_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long bl
 // Up to MOST_ROWS rows, rounded in tiles, times panels [first, end).
 template <class V, int BITS, class T>
 void levels_of_rows(const Weights& w, const uint8_t* rounded, T* out, int rows, long first, long end) {
-    alignas(64) float sums[MOST_ROWS * PANEL];
+    alignas(64) float both[2][MOST_ROWS * PANEL];  // of a panel, or of a gate's and the one it lets through
     alignas(64) static thread_local uint8_t panel[DEPTH * V::unpacked_bytes(BITS)];
     const long blocks = w.blocks(), step = packed_bytes(BITS) * V::TILE / rows + 1;
     for (long p = first; p < end; p++) {
+        float* sums = both[p & w.gated];
         std::fill(sums, sums + rows * PANEL, 0.0f);
         const uint8_t* packed = w.data + p * blocks * packed_bytes(BITS);
         if (rows <= V::DIRECT) {
@@ -516,7 +547,7 @@ void levels_of_rows(const Weights& w, const uint8_t* rounded, T* out, int rows, 
                 }
             }
         }
-        write(w, p, sums, out, rows);
+        if ((p & w.gated) == w.gated) write(w, p - w.gated, both[0], both[1], out, rows);
     }
 }
 
@@ -529,7 +560,7 @@ void times_levels(const Weights& w, const T* x, T* out, long rows) {
         if (fresh)
             for (int r = 0; r < count; r += V::TILE)
                 round_rows(x + (row + r) * w.inputs, w.inputs, std::min(V::TILE, count - r), levels + r * w.blocks() * ROW);
-        T* target = out + row * w.outputs;
+        T* target = out + row * w.results();
         if (w.bits == 4) levels_of_rows<V, 4>(w, levels, target, count, panel, panel_end);
         else levels_of_rows<V, 8>(w, levels, target, count, panel, panel_end);
     });
@@ -610,14 +641,14 @@ void times_floats(const Weights& w, const T* x, T* out, long rows) {
     const long call = next_call();
     share(rows, FLOAT_ROWS, w, [&](long group, long row, int count, long first, long end) {
         static thread_local Scratch<float> scratch;
-        alignas(64) float sums[FLOAT_ROWS * PANEL];
+        alignas(64) float both[2][FLOAT_ROWS * PANEL];
         const auto [wide, fresh] = scratch.at(call, group, count * w.inputs);
         if (fresh)
             for (long i = 0; i < count * w.inputs; i++) wide[i] = widen(x[row * w.inputs + i]);
         for (long p = first; p < end; p++) {
-            std::fill(sums, sums + count * PANEL, 0.0f);
-            floats_of_rows((const W*)w.data + p * w.inputs * PANEL, wide, w.inputs, sums, count);
-            write(w, p, sums, out + row * w.outputs, count);
+            std::fill(both[p & w.gated], both[p & w.gated] + count * PANEL, 0.0f);
+            floats_of_rows((const W*)w.data + p * w.inputs * PANEL, wide, w.inputs, both[p & w.gated], count);
+            if ((p & w.gated) == w.gated) write(w, p - w.gated, both[0], both[1], out + row * w.results(), count);
         }
     });
 }

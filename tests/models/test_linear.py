@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.models.linear import pack_linear, rounded_rows
+from engine.attention.reference import ReferenceKernels
+from engine.models.linear import pack_gated, pack_linear, quantised_linear, rounded_rows
 from engine.products import Blocks, Packed, Products, open_products
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -81,6 +82,56 @@ def test_floats(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Non
     assert_alone_as_in_company(layer, x, result)
 
 
+@settings(derandomize=True, max_examples=20, deadline=None)
+@given(rows, st.sampled_from([32, 96]), st.sampled_from([4, 8, 16, 32]), st.sampled_from(DTYPES))
+def test_gates(rows: int, outputs: int, bits: int, dtype: torch.dtype) -> None:
+    products = open_products()
+    assert products is not None
+    torch.manual_seed(rows)
+    bias, x = torch.randn(outputs), torch.randn(rows, 96).to(dtype)
+    if bits < 16:
+        blocks = random_blocks(bits, outputs, 96)
+        layers = [products.levels(blocks, bias, gated=True, variant=variant) for variant in products.variants()]
+        y = rounded_rows(x).double() @ blocks.floats().double().T + bias
+    else:
+        weight = torch.randn(outputs, 96).to(torch.bfloat16 if bits == 16 else torch.float32)
+        layers = [products.floats(weight, bias, gated=True)]
+        y = x.double() @ weight.double().T + bias
+    gate, passing = y.chunk(2, dim=1)
+    for layer in layers:
+        result = layer(x)
+        wanted = torch.nn.functional.silu(gate) * passing
+        assert (result.double() - wanted).norm() <= (TOLERANCE[dtype] + 2e-4 * (bits < 16)) * wanted.norm()
+        assert_alone_as_in_company(layer, x, result)
+
+
+def test_gates_at_their_ends(products: Products) -> None:
+    weight = torch.cat([torch.eye(32), torch.eye(32)])
+    gates = torch.tensor([0.0, -0.0, 1e-30, -60.0, -87.0, -200.0, -3e38, 3e38, float("inf"), float("nan")])
+    x = torch.zeros(1, 32)
+    for gate in gates:
+        x[0, 5] = gate  # by itself: infinity times the zeros beside it is no number
+        result = products.floats(weight, gated=True)(x)[0, 5]
+        torch.testing.assert_close(result, (torch.nn.functional.silu(gate.double()) * gate).float(), equal_nan=True)
+
+
+def test_gates_are_whole_panels(products: Products) -> None:
+    with pytest.raises(ValueError, match="48 outputs are not whole panels of gates and of others"):
+        products.floats(torch.randn(48, 32), gated=True)
+
+
+@pytest.mark.parametrize("wide", [64, 72])
+@pytest.mark.parametrize("bits", [4, 32])
+def test_a_gated_layer_is_the_activation_of_the_product(bits: int, wide: int) -> None:
+    weights = random_blocks(4, 2 * wide, 96) if bits == 4 else torch.randn(2 * wide, 96)
+    product = (
+        quantised_linear(weights, None) if isinstance(weights, Blocks) else pack_linear(weights, None, torch.float32)
+    )
+    x, kernels = torch.randn(7, 96), ReferenceKernels(torch.float32)
+    layer = pack_gated(weights, torch.float32, kernels.silu_mul)
+    torch.testing.assert_close(layer(x), kernels.silu_mul(product(x)), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows", [1, 20, 200])
 def test_threads_change_no_bit(products: Products, threads: None, count: int, rows: int) -> None:
@@ -89,6 +140,8 @@ def test_threads_change_no_bit(products: Products, threads: None, count: int, ro
         (products.levels(random_blocks(4, 700, 768)), torch.float32),
         (products.levels(random_blocks(8, 700, 768)), torch.bfloat16),
         (products.floats(torch.randn(700, 768).bfloat16()), torch.bfloat16),
+        (products.floats(torch.randn(704, 768).bfloat16(), gated=True), torch.bfloat16),
+        (products.levels(random_blocks(4, 704, 768), gated=True), torch.bfloat16),
     ]
     for layer, dtype in layers:
         x = torch.randn(rows, 768).to(dtype)
