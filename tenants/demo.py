@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from tenants import audit, services
@@ -15,7 +16,7 @@ from tenants.billing import services as billing
 from tenants.billing.models import Price
 from tenants.models import ApiKey, Project, Tenant, Tier, User
 
-__all__ = ["seed"]
+__all__ = ["seed", "traces"]
 
 ACTOR = Actor("seed_demo")
 TIERS: dict[str, dict[str, Any]] = {
@@ -57,6 +58,19 @@ def seed(rotate: bool = False) -> dict[str, Any]:
         _price(price_class, *rates)
     tenants = {slug: {"tier": tier, "key": _tenant_key(slug, tiers[tier], rotate)} for slug, tier in TENANTS.items()}
     return {"admin": _admin(rotate), "tenants": tenants}
+
+
+def traces() -> list[QuerySet[Any]]:
+    """What `seed` would make if it were missing, in a fixed order."""
+    keys = ApiKey.objects.filter(name="demo", revoked_at=None, project__slug="default")
+    return [
+        Tier.objects.filter(name__in=TIERS).order_by("name").values_list("name"),
+        Price.objects.filter(price_class__in=PRICES).order_by("price_class").values_list("price_class").distinct(),
+        keys.filter(project__tenant__slug__in=TENANTS)
+        .order_by("project__tenant__slug")
+        .values_list("project__tenant__slug"),
+        User.objects.filter(username=ADMIN).values_list("username"),
+    ]
 
 
 def _tier(name: str, facts: dict[str, Any]) -> Tier:

@@ -5,6 +5,7 @@ lock               held by the running supervisor
 state.json         what runs now: supervisor, ports, processes
 environment.json   addresses and secrets as the processes got them (mode 0600)
 credentials.json   what `up` printed: API base, admin, tenants' keys (mode 0600)
+seeded.json        what the last start found in the database, by questions that the next one asks again (mode 0600)
 secrets/           made on the first start, one secret a file (mode 0600)
 logs/              one log per process, rotated by size
 models/            pulled model files
@@ -36,8 +37,8 @@ FREE_BYTES_MIN = 512 * 1024 * 1024
 
 _SYSTEM_HOMES = Path("/var/lib/sluice")
 _OURS = {
-    *("version", "lock", "state.json", "environment.json", "credentials.json", "secrets", "logs", "models"),
-    *("celery", "static", "postgres", "valkey", "peers", "bench", ".cache"),
+    *("version", "lock", "state.json", "environment.json", "credentials.json", "seeded.json", "secrets", "logs"),
+    *("models", "celery", "static", "postgres", "valkey", "peers", "bench", ".cache"),
 }
 """What may be in a folder without `version`: models are fetched before the first start; an older Sluice wrote none."""
 _ANYWHERE = frozenset({"lost+found"})
@@ -67,6 +68,10 @@ class DataFolder:
     @property
     def credentials(self) -> Path:
         return self.path / "credentials.json"
+
+    @property
+    def seeded(self) -> Path:
+        return self.path / "seeded.json"
 
     @property
     def state(self) -> Path:

@@ -18,6 +18,7 @@ from gateway.local.lifeline import kill_group, spawn
 from gateway.local.preflight import PreflightError, check_port, check_python
 from gateway.local.process import Process, Supervisor, describe_exit, ended
 from gateway.local.screen import Screen
+from gateway.local.seeded import unchanged
 from gateway.local.server import EmbeddedServer, ServerError, last_line, tail
 from gateway.local.stack import PYTHON, Options, Stack, on_disk
 
@@ -173,11 +174,13 @@ class _Up:
         await asyncio.gather(valkey, postgres)
         environment = self.stack.environment()
         self.folder.write(self.folder.environment, dict(self.stack.kept_environment()))
-        # One process for both: to start Django once more would take as long as either.
         self.screen.begin("migrations and tenants")
-        command = ["-m", "django", "seed_demo", "--migrate", "--json"]
-        created = json.loads(await self._step("migrations", command, environment))
-        fresh = any(tenant.get("key") for tenant in created["tenants"].values())
+        fresh = False
+        if not self._key() or not await asyncio.to_thread(unchanged, self.folder, environment["DATABASE_URL"]):
+            # One process for both: to start Django once more would take as long as either.
+            command = ["-m", "django", "seed_demo", "--migrate", "--json"]
+            created = json.loads(await self._step("migrations", command, environment))
+            fresh = any(tenant.get("key") for tenant in created["tenants"].values())
         self.screen.done("migrations and tenants", "created" if fresh else "as they were")
         for spec in (self.stack.data_plane(), self.stack.console(), self.stack.metering()):
             self.supervisor.add(spec)

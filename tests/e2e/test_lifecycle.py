@@ -65,6 +65,22 @@ def test_whatever_is_killed_comes_back_and_the_service_goes_on(data_dir: Path) -
     assert not stack.processes()
 
 
+def test_a_start_finds_a_seeded_record_by_itself_and_mends_one_that_was_changed(data_dir: Path) -> None:
+    stack = Stack(data_dir, backend="simulated")
+    first = stack.up()
+    log = data_dir / "logs/migrations.log"
+    log.unlink()
+    stack.down()
+    assert stack.up() == first
+    assert not log.exists(), "Django was not started to look"
+    stack.rows("UPDATE tenants_apikey SET revoked_at = now() WHERE name = 'demo' RETURNING id")
+    stack.down()
+    again = stack.up()
+    assert log.exists() and again["tenants"]["alpha"]["key"] != first["tenants"]["alpha"]["key"]
+    _ask(stack)
+    stack.down()
+
+
 def _answered(stack: Stack) -> bool:
     try:
         _ask(stack)

@@ -10,10 +10,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import transaction
+from django.db import connection, transaction
+from django.db.migrations.recorder import MigrationRecorder
 
+from gateway.local import seeded
 from gateway.local.folder import DataFolder
-from tenants.demo import seed
+from tenants.demo import seed, traces
 
 __all__ = ["Command"]
 
@@ -35,6 +37,10 @@ class Command(BaseCommand):
             facts = seed(rotate=options["rotate"])
             if folder.made:
                 folder.keep(facts)  # a secret that can't be kept is not made
+        if folder.made and options["migrate"]:
+            applied = MigrationRecorder(connection).migration_qs.order_by("app", "name").values_list("app", "name")
+            asked = [(*query.query.sql_with_params(), query) for query in (applied, *traces())]
+            seeded.remember(folder, os.environ["DATABASE_URL"], asked)
         self.stdout.write(json.dumps(facts, indent=None if options["json"] else 2))
 
 
