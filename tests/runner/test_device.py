@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -82,25 +78,3 @@ def test_a_device_that_is_not_there_is_refused_with_the_reason() -> None:
         assert open_device("auto").name == "cpu"
         with pytest.raises(ValueError, match="sees no GPU"):
             open_device("cuda:1")
-
-
-_PAGES_OF_A_STEP = """
-import resource, torch
-{open}
-def step():
-    return [torch.empty(3 << 20, dtype=torch.uint8).fill_(1) for _ in range(4)]
-step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="another C library has no such thresholds")
-def test_a_step_writes_to_the_memory_of_the_last_one() -> None:
-    def pages(opening: str) -> int:
-        script = _PAGES_OF_A_STEP.format(open=opening)
-        return int(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
-
-    assert pages("from engine.runner.device import open_device; open_device('cpu')") < 2000 < pages("")
