@@ -29,6 +29,9 @@ __all__ = ["Planner"]
 Candidate = tuple[Key, int, Sequence, Iterator[Sequence] | None, int]
 """Key; arrival number; who; what waits behind it; what was asked for the key: band and kind, urgency (1), ties (2)."""
 
+_EASY, _LENT = 2 / 3, 1.5
+"""Longest step with prefill of who has a second to spare, and of a light tenant, as parts of what others are allowed.
+So streams get ahead of their due, which is lent to tenants that have few of them, and newcomers wait less at first."""
 _TRIES = 8
 """Candidates that may fail to fit before the plan stops looking: bounds plan time under memory pressure."""
 
@@ -37,7 +40,7 @@ class Planner:
     def __init__(self, scheduler: Scheduler, policy: Policy, now: float, accounts: Accounts | None) -> None:
         self._s, self._policy, self._config = scheduler, policy, scheduler.config
         config = scheduler.config
-        facts = (now, config, scheduler.cost, scheduler.book, scheduler.backlog, self._hit)
+        facts = (now, config, scheduler.cost, scheduler.book, scheduler.backlog, self._hit, scheduler.running)
         self._view, self._opening = View(*facts), View(*facts)  # the second one stays as it was before any charge
         self._victims = Victims(scheduler, self._view)
         self._now, self._size = now, config.block_size
@@ -57,14 +60,14 @@ class Planner:
         self._futile: set[tuple[float, ...]] = set()  # bands of newcomers for whom no victims were found
         self._pressed = False
         self._prefilled = False
-        self._spare_s = inf
+        self._spare_s, self._easy_s, self._lent_s = inf, 0.0, 0.0
         self._bucket: range | None = None
         self._window_open = True
         self._context = 0
 
     def build(self) -> StepPlan:
         self._relieve()
-        self._spare_s = self._spare(self._decode())
+        self._spare(self._decode())
         self._open_window()
         self._catch_up()
         return StepPlan(
@@ -122,23 +125,31 @@ class Planner:
         self._ledger.tokens -= len(slices)
         return dues
 
-    def _spare(self, dues: dict[float, float]) -> float:
+    def _spare(self, dues: dict[float, float]) -> None:
         """Seconds left for prefill in this step: what keeps every decode within its TPOT, by its least slack.
 
         Where the decodes alone can't keep it, prefill still gets a fifth of the time: else it would all but stop.
         """
         if not self._slices or not self._config.adaptive_chunk:
-            return inf
-        least = min(max(0.5 * tpot, min(due - self._now, tpot)) for tpot, due in dues.items())
+            return
         decodes_s = self._s.cost.seconds(Load(0, len(self._slices), self._context))
-        return max(least - decodes_s, decodes_s / 4)
+        easy, most, lent = (
+            max(min(max(0.5 * tpot, min(due - self._now, part * tpot)) for tpot, due in dues.items()), 1.25 * decodes_s)
+            for part in (_EASY, 1.0, _LENT)
+        )
+        self._spare_s = most - decodes_s
+        if self._policy.lends and most < inf:
+            self._easy_s, self._lent_s = easy - most, lent - most
 
-    def _chunk(self, start: int) -> int:
+    def _chunk(self, s: Sequence, start: int) -> int:
         """Most tokens the next prefill slice may have; the first of a step always gets `min_chunk`."""
         if self._spare_s == inf:
             return self._ledger.tokens
+        spare_s = self._spare_s
+        if self._lent_s:
+            spare_s += self._lent_s if self._view.light(s) else self._easy_s * (self._view.slack(s) > 1.0)
         least = 0 if self._prefilled else self._config.min_chunk
-        return min(self._ledger.tokens, max(least, self._s.cost.largest_prefill(self._spare_s, start)))
+        return min(self._ledger.tokens, max(least, self._s.cost.largest_prefill(spare_s, start)))
 
     # Catching up -------------------------------------------------------------------------------------------------
 
@@ -150,7 +161,7 @@ class Planner:
         """
         heap = self._candidates()
         tries = 0
-        while heap and self._ledger.tokens > 0 and (self._spare_s > 0.0 or not self._prefilled):
+        while heap and self._ledger.tokens > 0 and (self._spare_s + self._lent_s > 0.0 or not self._prefilled):
             _, _, s, stream, asked = first = heap[0]
             if asked < 2:
                 heapreplace(heap, self._ask(first))
@@ -164,7 +175,7 @@ class Planner:
                 continue
             if self._behind_the_evicted(s):
                 continue
-            if s.state is State.WAITING and self._chunk(0) < 1:
+            if s.state is State.WAITING and self._chunk(s, 0) < 1:
                 break  # to start it without computing would only hold memory, and put it before better ones that come
             if not self._held_back(s) and self._admit(s) is False:
                 tries += 1
@@ -235,7 +246,7 @@ class Planner:
     def _slice(self, s: Sequence, start: int, held: int) -> tuple[int, ...]:
         """As much of the sequence as the chunk allows. Blocks for it, those for what comes before it included."""
         todo = s.known - start
-        room = self._chunk(start)
+        room = self._chunk(s, start)
         length = todo if self._whole(s) and not (self._prefilled and todo > room) else min(todo, room)
         if not s.one_shot:
             length = min(length, (held + self._ledger.device.available) * self._size - start)
@@ -256,7 +267,7 @@ class Planner:
         if (leader is not None and leader.computed < len(s.request.prompt)) or s.request.group in self._fresh_groups:
             return None  # its sibling's prompt will be shared as soon as it is computed
         path = self._path(s)
-        if self._whole(s) and self._prefilled and s.known - len(path) * self._size > self._chunk(0):
+        if self._whole(s) and self._prefilled and s.known - len(path) * self._size > self._chunk(s, 0):
             return None
         size = self._size
         need = 0 if s.one_shot else blocks_for(s.known, size) - len(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Protocol
 
 from engine.scheduler.accounts import Book
@@ -31,13 +33,15 @@ class View:
         book: Book,
         backlog: Backlog,
         hit: Callable[[Sequence], int],
+        running: Mapping[int, Sequence],
     ) -> None:
         self.now, self.config, self.cost, self.hit = now, config, cost, hit
-        self._book, self._backlog = book, backlog
+        self._book, self._backlog, self._running = book, backlog, running
         self._counters: dict[tuple[int, str], float] = {}
         self._deficits: dict[int, float] = {}
         self._least: dict[int, float] = {}
         self._oldest: dict[int, int] = {}
+        self._most: dict[int, int] = {}
 
     def slack(self, s: Sequence) -> float:
         """Seconds to spare before the sequence misses its deadline, if it were served from now on without a break."""
@@ -53,6 +57,7 @@ class View:
         """The plan admits a newcomer."""
         cost, key = self.admission_cost(s), (s.tier, s.tenant)
         self._counters[key] = self._counters.get(key, 0.0) + cost / s.request.weight
+        self._rows[key] += 1
         self._deficits[s.tier] = self._deficits.get(s.tier, 0.0) + cost
 
     def counter(self, s: Sequence) -> float:
@@ -66,6 +71,16 @@ class View:
         if least is None:
             least = self._least[s.tier] = self._book.least(s.tier)
         return max(0.0, self.counter(s) - least - self.config.gate_tokens)
+
+    @cached_property
+    def _rows(self) -> Counter[tuple[int, str]]:
+        return Counter([(s.tier, s.tenant) for s in self._running.values()])
+
+    def light(self, s: Sequence) -> bool:
+        """Does its tenant compute in less than half the rows of another of its tier?"""
+        if s.tier not in self._most:
+            self._most[s.tier] = max([n for (tier, _), n in self._rows.items() if tier == s.tier], default=0)
+        return 2 * self._rows[s.tier, s.tenant] + 1 < self._most[s.tier]
 
     def by_floor(self, s: Sequence) -> bool:
         """Is this the floor's turn: pulled by it, or (with no queue in front) due now; and not spent yet?"""
@@ -99,6 +114,8 @@ class Policy(Protocol):
     name: str
     relegates: bool
     """Do those that can't make their deadline any more stand behind those that can?"""
+    lends: bool
+    """May prefill of light tenants take the time that streams are ahead of their due?"""
 
     def band(self, s: Sequence, view: View) -> Key: ...
 

@@ -15,7 +15,7 @@ class Fcfs:
     """First come, first served."""
 
     name = "fcfs"
-    relegates = False
+    relegates = lends = False
 
     def band(self, s: Sequence, view: View) -> Key:
         return ()
@@ -102,9 +102,11 @@ class Tiered(Deadline):
     """
 
     name = "tiered"
+    lends = True
 
     def band(self, s: Sequence, view: View) -> Key:
-        return (0.0 if view.by_floor(s) else 1.0, s.tier)
+        first = view.light(s) or view.its_turn(s)
+        return (0.0 if view.by_floor(s) else 1.0, s.tier, 0.0 if first else 1.0)
 
     def urgency(self, s: Sequence, view: View) -> Key:
         if view.its_turn(s):
