@@ -7,20 +7,12 @@ read: no block returns to use while a copy still reads it.
 
 from __future__ import annotations
 
-import ctypes
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 __all__ = ["CpuDevice", "CudaDevice", "Device", "open_device"]
-
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-_LARGEST_KEPT: Final = 32 << 20
-"""Bytes; glibc allows no more."""
-_MOST_KEPT: Final = 256 << 20
-"""Bytes at the end of the heap: more than the temporaries of any step."""
 
 
 class Device(Protocol):
@@ -53,9 +45,6 @@ class CpuDevice:
     """The twin: a copy is done when it returns."""
 
     name = "cpu"
-
-    def __init__(self) -> None:
-        _keep_freed_memory()
 
     def host(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype)
@@ -114,15 +103,3 @@ def open_device(name: str) -> Device:
     if not torch.cuda.is_available():
         raise ValueError(f"device {name}: torch sees no GPU here")
     return CudaDevice(name)
-
-
-def _keep_freed_memory() -> None:
-    """A step's temporaries take the memory of the last step's.
-
-    Left alone, glibc gives those of 128 KiB or more back at once: each of the thousands of pages that a prompt's layers
-    write is then asked for and cleared again in every layer, a tenth of the step. Other C libraries are let be.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
-        mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
