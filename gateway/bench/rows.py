@@ -184,10 +184,14 @@ def same_text(found: dict[str, list[Figures]]) -> Figures:
 # -- chunked prefill -------------------------------------------------------------------------------------------------
 
 
+_ONLY_TEXT = {"logit_bias": {"0": -100, "1": -100, "2": -100}}
+"""The model's control tokens, which a stream doesn't show: two steps with one between them would look like a stall."""
+
+
 async def stall(run: Run) -> Figures:
     """Six streams that go on; once they run, four prompts of 768 words come one after another."""
     streams, long = run.prompts("words:16", 6, "streams"), run.prompts("words:768", run.some(4), "long")
-    async with Backlog(run, "alpha", streams, 6, Ask(3000)) as background:
+    async with Backlog(run, "alpha", streams, 6, Ask(3000, extra=_ONLY_TEXT)) as background:
         await asyncio.sleep(1.5)  # part of the workload: every stream has begun by then
         late = await run.closed(long, 1, Ask(2))
     stalls = [t.stall_s or 0.0 for t in background.report.traces]

@@ -119,7 +119,8 @@ class _Up:
             group.create_task(self._start_embeddings(valkey))
             group.create_task(self._start_record(valkey, postgres))
         await self._wait_ready()
-        self.supervisor.add(self.stack.celery())  # none waits for what it does; the others need the processors
+        for spec in (self.stack.metering(), self.stack.celery()):  # who has been answered waits for neither
+            self.supervisor.add(spec)
         credentials = await asyncio.to_thread(self._credentials)
         self.ready = True
         self._write_state()
@@ -182,7 +183,7 @@ class _Up:
             created = json.loads(await self._step("migrations", command, environment))
             fresh = any(tenant.get("key") for tenant in created["tenants"].values())
         self.screen.done("migrations and tenants", "created" if fresh else "as they were")
-        for spec in (self.stack.data_plane(), self.stack.console(), self.stack.metering()):
+        for spec in (self.stack.data_plane(), self.stack.console()):
             self.supervisor.add(spec)
 
     async def _step(
