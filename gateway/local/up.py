@@ -28,6 +28,8 @@ READY_TIMEOUT_S = 120.0
 """A cold start on a slow disk takes long; a start that hangs should still say so."""
 FAILURES_BEFORE_READY = 3
 _LATER_S = 5.0
+_ROOMY = 4
+"""Processors from which data plane and console start at once beside a model's engine, which takes longest."""
 _EXITING = "Application startup failed. Exiting."
 """What uvicorn says after it has said why."""
 
@@ -183,8 +185,12 @@ class _Up:
             created = json.loads(await self._step("migrations", command, environment))
             fresh = any(tenant.get("key") for tenant in created["tenants"].values())
         self.screen.done("migrations and tenants", "created" if fresh else "as they were")
-        for spec in (self.stack.data_plane(), self.stack.console()):
-            self.supervisor.add(spec)
+        plane = self.supervisor.add(self.stack.data_plane())
+        if self.options.backend != "simulated" and len(os.sched_getaffinity(0)) < _ROOMY:
+            while not (await asyncio.to_thread(_get, self.options, "/healthz"))[0]:
+                self._check(plane)
+                await asyncio.sleep(0.05)
+        self.supervisor.add(self.stack.console())
 
     async def _step(
         self,
