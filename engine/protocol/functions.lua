@@ -460,11 +460,12 @@ local function read_controls(p, engine)
   return controls
 end
 
--- The tiers' credit is room in the same engine, so each work takes from all. A request of more choices than there is credit is
--- still taken: else it would wait for ever at the head.
+-- The tiers' credit is room in the same engine, so each work takes from all, those included that nobody has asked for yet: what
+-- is left may stand. A request of more choices than there is credit is still taken: else it would wait for ever at the head.
 local function spend(p, r, credit)
-  for _, tier in ipairs(redis.call('ZRANGE', p .. 'tiers:' .. r.pool, 0, -1)) do
-    credit[tier] = (credit[tier] or 0) - tonumber(r.choices)
+  for _, tier in ipairs(redis.call('ZRANGE', p .. 'tiers:' .. r.pool, 0, -1)) do credit[tier] = credit[tier] or 0 end
+  for tier, slots in pairs(credit) do
+    if tier ~= '+' then credit[tier] = slots - tonumber(r.choices) end
   end
 end
 
@@ -589,14 +590,24 @@ local function admit(_, args)
   return cjson.encode({code = code, depth = depth, retry_after_s = retry or cjson.null, detail = detail or '', limits = rows})
 end
 
--- pull(prefix, pool, engine, credit, lease_ms, tokens)
+-- Requests that are on their way to an engine were not in its books when it offered this credit.
+local function less_what_comes(p, engine, known, credit)
+  local coming = redis.call('SCARD', p .. 'engreq:' .. engine) - known
+  if coming <= 0 then return end
+  for tier, slots in pairs(credit) do
+    if tier ~= '+' then credit[tier] = slots - coming end
+  end
+end
+
+-- pull(prefix, pool, engine, credit, lease_ms, tokens, known)
 
 local function pull(_, args)
   local p, pool, engine, credit, lease_ms = args[1], args[2], args[3], cjson.decode(args[4]), tonumber(args[5])
-  local tokens = tonumber(args[6] or 0)
+  local tokens, known = tonumber(args[6] or 0), tonumber(args[7] or -1)
   if not redis.call('ZSCORE', p .. 'engines:' .. pool, engine) then return {{}, {}, ''} end
   local now = clock(p)
   redis.call('ZADD', p .. 'engines:' .. pool, int(now + lease_ms), engine)
+  if known >= 0 then less_what_comes(p, engine, known, credit) end
   local taken, works, lines = {}, {}, fair_lines(p, pool, credit)
   for _ = 1, SCAN_LIMIT do
     local one = take_next(p, pool, engine, credit, lines, now)

@@ -308,15 +308,26 @@ class Functions(_Library):
         """Check every dimension, then commit all and enqueue; a refusal consumes nothing."""
         return _Codec.verdict(self._call("admit", _Codec.admit(admission), work))
 
-    def pull(self, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000, tokens: int = 0) -> Pull:
+    def pull(
+        self,
+        pool: str,
+        engine: str,
+        credit: Mapping[str, int],
+        lease_ms: int = 3000,
+        tokens: int = 0,
+        known: int | None = None,
+    ) -> Pull:
         """Take the next requests: `credit` is sequence slots by tier name, all of them of one room ("+": rows that
         may be kept for light tenants). Renews the engine's lease; an engine whose lease was lost and reaped gets
         nothing until it registers again. Empty credit still renews and reads controls.
 
         With `tokens`, the room for known tokens, the pull stands: for 0.4 s an admission that finds the engine
-        listening to its channel pulls for it, from what is left of both. The next pull replaces that."""
+        listening to its channel pulls for it, from what is left of both. The next pull replaces that.
+
+        `known`: how many requests that it runs were counted when the credit was; more that Redis knows of are on their
+        way, and taken from the credit."""
         credits = json.dumps(dict(credit))
-        return _Codec.pull(self._call("pull", pool, engine, credits, lease_ms, tokens))
+        return _Codec.pull(self._call("pull", pool, engine, credits, lease_ms, tokens, -1 if known is None else known))
 
     def register(self, pool: str, engine: str, card_hash: str, card: bytes, lease_ms: int = 3000) -> str:
         """Join a pool. "ok", or "card_mismatch" while live engines of the pool serve another card."""

@@ -114,7 +114,7 @@ class Twin(State):
             r = self._take(now, pool, pick, lines[pick.tier], engine)
             if r is None:
                 continue
-            for name in ("+",) if pick.express else self.tiers[pool]:
+            for name in ("+",) if pick.express else {*self.tiers[pool], *credit} - {"+"}:
                 credit[name] = credit.get(name, 0) - r.a.choices
             if r.attempts == 1:
                 fair.charge(pick.tier, r.a.tenant, r.a.prompt_tokens * UNIT, self._queued(pool))
@@ -126,12 +126,21 @@ class Twin(State):
         return counters | {tier: deficit / UNIT for tier, deficit in fair.deficits.items()}
 
     def pull(
-        self, now: int, pool: str, engine: str, credit: Mapping[str, int], lease_ms: int = 3000, tokens: int = 0
+        self,
+        now: int,
+        pool: str,
+        engine: str,
+        credit: Mapping[str, int],
+        lease_ms: int = 3000,
+        tokens: int = 0,
+        known: int | None = None,
     ) -> Pull:
         if engine not in self.engines[pool]:
             return Pull((), (), registered=False)
         self.engines[pool][engine] = now + lease_ms
-        left = dict(credit)
+        runs = len(self.those(lambda r: r.state == "running" and r.engine == engine))
+        coming = 0 if known is None else max(0, runs - known)
+        left = {tier: slots - coming * (tier != "+") for tier, slots in credit.items()}
         taken = list(self._taken(now, pool, engine, left, _SCAN_LIMIT))
         room = tokens - sum(r.a.prompt_tokens for r, _ in taken)
         stood = self.standing[pool].get(engine)

@@ -137,6 +137,8 @@ class Link:
     """Set: a pull is over."""
     known: set[str] = field(default_factory=set)
     """Requests pulled whose Final was not accepted yet."""
+    unspent: int = 0
+    """Those of them that may not be taken from the credit yet."""
     early: dict[str, str] = field(default_factory=dict)
     """Cancels that came before their requests, which travel another way: reasons by request."""
     withdrawn: threading.Event = field(default_factory=threading.Event)

@@ -128,7 +128,8 @@ class Puller(threading.Thread):
         with link.lock:
             credit, link.credit = ({} if link.quiet.is_set() else link.credit), {}
             tokens = max(0, link.tokens) if link.spare else 0
-            pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms, tokens)
+            counted = len(link.known) - link.unspent
+            pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms, tokens, counted)
             link.credit = credit if link.tokens > 0 else {}
             for one in pulled.works:
                 if (work := self.accept(one)) is not None:

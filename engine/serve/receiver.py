@@ -62,9 +62,10 @@ class Receiver(threading.Thread):
         except (ValueError, KeyError):
             self._puller.look_for_lost()
             return
+        link.unspent += 1  # before it is known; no other thread writes it
         work = self._puller.accept(handed.pulled)
-        if work is None:
-            return
-        link.inbox.put(Accounted(handed.accounts))
-        with link.lock:  # a pull may be under way; the loop has the work already
-            link.spend(work)
+        if work is not None:
+            link.inbox.put(Accounted(handed.accounts))
+            with link.lock:  # a pull may be under way; the loop has the work already
+                link.spend(work)
+        link.unspent -= 1

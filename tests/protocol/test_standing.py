@@ -88,6 +88,23 @@ def test_its_credit_is_spent_in_rows_and_in_tokens(pool: Pool) -> None:
     assert pool.heard() == ["r4"] and pool.state("r5") == "queued"
 
 
+def test_what_is_on_its_way_is_taken_from_a_credit_that_does_not_count_it(pool: Pool) -> None:
+    pool.stand(slots=2)
+    pool.admit("r1")
+    pool.f.pull("m", "e1", dict.fromkeys(ALL, 2), 10_000, 1000, 0)  # r1 has not been heard of
+    pool.admit("r2")
+    pool.admit("r3")
+    assert pool.heard() == ["r1", "r2"] and pool.state("r3") == "queued"
+    assert len(pool.f.pull("m", "e1", dict.fromkeys(ALL, 1), 10_000, 1000, 2).works) == 1
+
+
+def test_a_tier_that_nobody_has_asked_for_is_no_room_of_its_own(pool: Pool) -> None:
+    pool.stand(slots=1)
+    pool.admit("r1")
+    pool.admit("r2", tier="batch", tier_rank=2)
+    assert pool.heard() == ["r1"] and pool.state("r2") == "queued"
+
+
 def test_a_request_of_more_choices_than_rows_is_handed_over_as_it_is_pulled(pool: Pool) -> None:
     pool.stand(slots=1)
     pool.admit("r1", choices=3)
