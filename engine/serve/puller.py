@@ -206,6 +206,8 @@ class Puller(threading.Thread):
             self._refuse(request, epoch)
             return
         if self.link.arrive(Arrived(work, epoch, self.era)):
+            with self.link.lock:
+                self.link.spend(work)
             self.log.info("recovered_work", request=request)
 
     def _refuse(self, request: str, epoch: int) -> None:
