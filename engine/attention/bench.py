@@ -69,9 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine.attention.bench", description=__doc__)
-    parser.add_argument(
-        "--cases", type=Case.parse, nargs="+", default=[Case(16, 1, 220), Case(1, 48, 300), Case(1, 200, 0)]
-    )
+    parser.add_argument("--cases", type=Case.parse, nargs="+", default=_CASES)
     parser.add_argument("--kernels", default="auto", choices=["auto", "cpu", "reference"])
     parser.add_argument("--dtype", default="bf16", choices=list(_DTYPES))
     parser.add_argument("--threads", type=int, default=1)

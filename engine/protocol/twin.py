@@ -138,9 +138,10 @@ class Twin(State):
         if engine not in self.engines[pool]:
             return Pull((), (), registered=False)
         self.engines[pool][engine] = now + lease_ms
-        runs = len(self.those(lambda r: r.state == "running" and r.engine == engine))
-        coming = 0 if known is None else max(0, runs - known)
-        left = {tier: slots - coming * (tier != "+") for tier, slots in credit.items()}
+        left = dict(credit)
+        if known is not None:
+            coming = max(0, len(self.those(lambda r: r.state == "running" and r.engine == engine)) - known)
+            left = {tier: slots if tier == "+" else slots - coming for tier, slots in credit.items()}
         taken = list(self._taken(now, pool, engine, left, _SCAN_LIMIT))
         room = tokens - sum(r.a.prompt_tokens for r, _ in taken)
         stood = self.standing[pool].get(engine)

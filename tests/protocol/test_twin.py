@@ -149,9 +149,11 @@ class Interleavings(RuleBasedStateMachine):
         engine=engines,
         credit=st.dictionaries(some_credit, st.integers(0, 3)),
         tokens=st.sampled_from((0, 0, 8, 1000, 20_000)),
+        known=st.sampled_from((None, 0, 1, 2)),
     )
-    def pull(self, pool: str, engine: str, credit: dict[str, int], tokens: int = 0) -> None:
-        self.both("pull", pool, engine, credit, 20_000, tokens)
+    def pull(self, pool: str, engine: str, credit: dict[str, int], tokens: int = 0, known: int | None = None) -> None:
+        """`known`: of those that it runs, how many the engine has heard of."""
+        self.both("pull", pool, engine, credit, 20_000, tokens, known)
 
     @rule(engine=engines, listens=st.sampled_from((True, True, False)))
     def listen(self, engine: str, listens: bool) -> None:
