@@ -113,26 +113,42 @@ def checked(report: Report) -> Report:
 # -- continuous, static, one at a time -------------------------------------------------------------------------------
 
 
+_MEAN_REPLY, _LONGEST_REPLY = 96, 512
+
+
 async def batching(run: Run) -> Figures:
-    """Output lengths are exponential with mean 32. Static batching is the client's doing: sixteen, wait for all of
-    them, the next sixteen. It gets the same requests as continuous batching: a few batches may happen to hold no long
-    reply. One at a time needs fewer, since what it makes in a second does not depend on who comes with whom."""
-    count = run.some({"continuous": 80, "static": 80, "one at a time": 12}[run.variant], 4)
+    """Output lengths are exponential. Static batching is the client's doing: sixteen, wait for all of them, the next
+    sixteen. `static` computes every row until the longest reply of its batch ends, as a batch of fixed shape does, and
+    counts what was asked for; `static, rows that end leave` doesn't compute what nobody asked for. All get the same
+    requests: a few batches may happen to hold no long reply. One at a time needs fewer, since what it makes in a second
+    does not depend on who comes with whom."""
+    count = run.some(12 if run.variant == "one at a time" else 64, 4)
     if run.variant == "continuous":
         count = max(count, ROWS_AT_A_TIME + 8)  # some have to wait
     rng = random.Random(f"batching/{run.seed}/{run.pair}")
-    lengths = [max(1, min(400, round(rng.expovariate(1 / 32)))) for _ in range(80)]
-    prompts = run.prompts("words:16", 80, "batching")
+    lengths = [max(1, min(_LONGEST_REPLY, round(rng.expovariate(1 / _MEAN_REPLY)))) for _ in range(64)]
+    prompts = run.prompts("words:16", 64, "batching")
     prompts = [replace(p, reply_tokens=n) for p, n in zip(prompts, lengths, strict=True)][:count]
-    ask = Ask(400, follow_dataset=True)
-    if run.variant == "static":
-        batches = [prompts[i : i + ROWS_AT_A_TIME] for i in range(0, count, ROWS_AT_A_TIME)]
-        found = [(await run.closed(batch, ROWS_AT_A_TIME, ask)).summary() for batch in batches]
-        return {"output_per_s": sum(s.output_tokens for s in found) / sum(s.duration_s for s in found)}
-    report = await run.closed(prompts, ROWS_AT_A_TIME, ask)
+    if run.variant.startswith("static"):
+        return {"output_per_s": await static_rate(run, prompts)}
+    report = await run.closed(prompts, ROWS_AT_A_TIME, Ask(_LONGEST_REPLY, follow_dataset=True))
     if run.variant == "one at a time":
         return {"output_per_s": report.summary().output_per_s}
     return {"output_per_s": full_rate(report, ROWS_AT_A_TIME)}
+
+
+async def static_rate(run: Run, prompts: list[Prompt]) -> float:
+    """Output tokens that were asked for per second, in batches that wait for their last."""
+    tokens, seconds = 0, 0.0
+    for first in range(0, len(prompts), ROWS_AT_A_TIME):
+        batch = prompts[first : first + ROWS_AT_A_TIME]
+        tokens += sum(p.reply_tokens for p in batch)
+        if run.variant == "static":
+            longest = max(p.reply_tokens for p in batch)
+            batch = [replace(p, reply_tokens=longest) for p in batch]
+        report = await run.closed(batch, ROWS_AT_A_TIME, Ask(_LONGEST_REPLY, follow_dataset=True))
+        seconds += report.summary().duration_s
+    return tokens / seconds
 
 
 def full_rate(report: Report, rows: int) -> float:
@@ -307,15 +323,22 @@ async def start(run: Run) -> Figures:
 SIXTEEN = f"--max-rows {ROWS_AT_A_TIME}"
 ROWS = {
     "batching": Row(
-        "continuous batching against static and one at a time; exponential output lengths (mean 32), 16 slots",
-        9,
+        f"continuous batching against static and one at a time; exponential lengths of output (mean {_MEAN_REPLY})",
+        25,
         (
-            (engine(f"{SIXTEEN} --express-rows 0"), ("continuous", "static")),
+            (engine(f"{SIXTEEN} --express-rows 0"), ("continuous", "static", "static, rows that end leave")),
             (engine("--max-rows 1"), ("one at a time",)),
         ),
         batching,
         (
             Quotient("continuous / static, output tok/s", "output_per_s", "continuous", "static", ">= 2.5"),
+            Quotient(
+                "continuous / static whose ended rows leave, output tok/s",
+                "output_per_s",
+                "continuous",
+                "static, rows that end leave",
+                "",
+            ),
             Quotient("continuous / one at a time, output tok/s", "output_per_s", "continuous", "one at a time", ">= 4"),
         ),
         ("output_per_s",),
