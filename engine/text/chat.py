@@ -154,7 +154,19 @@ def _map_text(value: Any, change: Any) -> Any:
 
 
 def _any_match(values: Any, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.search(text) for text in _texts(values))
+    """Whether it matches in any text of `_texts`, which it visits without making lists of them."""
+    search, left = pattern.search, [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            if search(value):
+                return True
+        elif isinstance(value, list | tuple):
+            left += value
+        elif value is not None and isinstance(value, dict | Mapping):
+            left += value
+            left += value.values()
+    return False
 
 
 def _free_marker(values: Any) -> str:

@@ -66,6 +66,7 @@ class _Budget:
 
 
 _budget: ContextVar[_Budget] = ContextVar("template budget")
+_OF_DICTS = frozenset(dir(dict))
 _MAX_NUMBER = 1_000_000  # widths and counts; a larger one is only good for filling memory
 
 
@@ -106,9 +107,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def from_string(self, source: Any, *arguments: Any, **options: Any) -> jinja2.Template:
         """Compile. Raises `TemplateError`."""
         try:
-            return super().from_string(source, *arguments, **options)
+            template = super().from_string(source, *arguments, **options)
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             raise TemplateError(f"the chat template can't be compiled: {error}") from error
+        template.globals = dict(template.globals)  # a chain of maps, walked at each render: half of a short one's time
+        return template
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Jinja's rule is an attribute first, then a key; a message has keys alone, and no exception tells so."""
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def _generate(
         self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import tokenizers
 
 from engine.protocol.messages import ModelCard
-from engine.text.chat import PLAIN, ChatOptions, ChatTemplate
+from engine.text.chat import PLAIN, ChatOptions, ChatTemplate, TemplateError
 
 __all__ = ["Tokenizer"]
+
+_PROBE = "\0"
+"""Content that no template strips or looks for."""
+_PROBES = (("user",), ("system", "user", "assistant", "user"))
+_NONE: Mapping[str, list[int]] = {}
 
 
 class Tokenizer:
@@ -63,7 +68,7 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of a conversation. Raises `TemplateError` (a ValueError) when the template refuses it or fails."""
         rendered = self._template.render(messages, tools=tools, options=options, guarded=self._special_pattern)
-        return self._encode_special(rendered.text, marker=rendered.marker)
+        return self._encode_special(rendered.text, rendered.marker, self._own)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of the ids. Bytes that aren't UTF-8 become U+FFFD."""
@@ -92,17 +97,27 @@ class Tokenizer:
         )
 
     def _encode_plain(self, text: str) -> list[int]:
-        return list(self._encoder.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return ids
 
-    def _encode_special(self, text: str, marker: str = "") -> list[int]:
-        """Encode with special tokens recognised. `marker` is a character that guards the client's text from that."""
-        if self._special_pattern is None:
-            return self._encode_plain(text.replace(marker, "") if marker else text)
+    def _encode_special(self, text: str, marker: str = "", known: Mapping[str, list[int]] = _NONE) -> list[int]:
+        """Encode with special tokens recognised. `marker` is a character that guards the client's text from that;
+        `known` are the ids of pieces that stand between special tokens."""
         ids: list[int] = []
-        pieces = self._special_pattern.split(text)
+        for part in self._parts(text, marker):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                found = known.get(part)
+                ids += self._encode_plain(part) if found is None else found
+        return ids
+
+    def _parts(self, text: str, marker: str = "") -> Iterator[int | str]:
+        """The ids of special tokens, and the text between them: nothing of it depends on what is around it."""
+        pieces = self._special_pattern.split(text) if self._special_pattern is not None else [text]
         for at, piece in enumerate(pieces):
             if at % 2:
-                ids.append(self._specials[piece]["id"])
+                yield self._specials[piece]["id"]
                 continue
             if at and self._specials[pieces[at - 1]].get("rstrip"):
                 piece = piece.lstrip()
@@ -111,8 +126,22 @@ class Tokenizer:
             if marker:
                 piece = piece.replace(marker, "")
             if piece:
-                ids += self._encode_plain(piece)
-        return ids
+                yield piece
+
+    @cached_property
+    def _own(self) -> dict[str, list[int]]:
+        """The ids of pieces that hold nothing but what the chat template itself writes. Nothing of any client is kept:
+        how long an answer takes would tell that somebody has said the same."""
+        own: dict[str, list[int]] = {}
+        for roles in _PROBES:
+            messages = [{"role": role, "content": _PROBE} for role in roles]
+            try:
+                text = self._template.render(messages, guarded=self._special_pattern).text
+            except TemplateError:
+                continue
+            pieces = (p for p in self._parts(text) if isinstance(p, str) and _PROBE not in p)
+            own |= {piece: self._encode_plain(piece) for piece in pieces}
+        return own
 
     @cached_property
     def _bytes(self) -> list[bytes]:

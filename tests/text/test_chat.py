@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 
+import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from tests.text.toy import SPECIALS, TEMPLATE, toy
 TOY = toy()
 OPEN = ChatOptions(continue_final_message=True)
 HELLO = [{"role": "user", "content": "hello"}]
+PIECES = ["\n", "assistant\n", "user\n", "the", "\0", ""]
 
 
 def render(template: str, messages: list[dict] | None = None, **options: object) -> str:
@@ -26,6 +28,22 @@ def test_a_conversation_becomes_special_tokens_and_text() -> None:
     )
     assert ids.count(1) == 3
     assert ids.count(2) == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=30) | st.sampled_from(PIECES))))
+def test_what_the_template_writes_by_itself_is_encoded_as_the_rest_is(said: list[tuple[str, str]]) -> None:
+    """A tokenizer keeps the ids of its template's own pieces: a message may be like one, or join one."""
+    messages = [{"role": role, "content": content} for role, content in said]
+    text = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)  # noqa: S701
+    whole = text.render(messages=messages, add_generation_prompt=True)
+    assert TOY.chat(messages) == TOY.encode(whole, special=True)
+
+
+def test_a_key_of_a_message_does_not_hide_what_dictionaries_can_do() -> None:
+    messages = [{"role": "user", "content": "hello", "get": "forged", "name": "ann"}]
+    assert render("{{ messages[0].get('content') }} {{ messages[0].name }} {{ messages[0].none }}.", messages) == (
+        "hello ann ."
+    )
 
 
 def test_without_a_generation_prompt() -> None:
