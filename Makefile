@@ -4,6 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 DATA_DIR ?= var
+# Two processes, each with servers of its own; PARALLEL= for one. A file's tests share what is expensive to start.
+PARALLEL ?= -n 2 --dist loadfile
 ARGS ?=
 
 .PHONY: help up down status venv test lint model tools clean
@@ -34,7 +36,7 @@ tools:
 	@sh .ci/tools
 
 test: tools venv model
-	@SLUICE_TEST_DATA_DIR="$(abspath $(DATA_DIR))" $(BIN)/python -m pytest $(ARGS)
+	@SLUICE_TEST_DATA_DIR="$(abspath $(DATA_DIR))" $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 lint: venv
 	@sh .ci/lint $(BIN)

@@ -59,6 +59,12 @@ def _folder() -> Path:
     return _FOLDER
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Workers inherit this process's environment, and would read Django's settings from it before they set their own."""
+    os.environ.pop("DJANGO_SETTINGS_MODULE")
+
+
 def pytest_unconfigure() -> None:
     _VALKEY.stop()
     _POSTGRES.stop()

@@ -127,8 +127,8 @@ def test_two_engines_share_a_pool(start: StartEngine, gateway: Gateway) -> None:
     start("e1", simulate="decode_tps=100,prefill_tps=0,rows=4")
     start("e2", simulate="decode_tps=100,prefill_tps=0,rows=4")
     for i in range(8):
-        gateway.send(f"r{i}", max_tokens=60)
-    gateway.finish(timeout_s=20)
+        gateway.send(f"r{i}", max_tokens=300)  # longer than an engine on a busy machine takes to ask for work
+    gateway.finish(timeout_s=30)
     engines = [gateway.final(f"r{i}").engine for i in range(8)]
     assert sorted(engines) == ["e1"] * 4 + ["e2"] * 4, "a full engine must leave work to the idle one"
 
