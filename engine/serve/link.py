@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+import hiredis
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from engine.protocol.events import Event
@@ -38,6 +41,9 @@ __all__ = [
 SWITCH_S = 0.0005
 """How long a thread of an engine may keep the others from the interpreter. With Python's 5 ms, whoever brings a request
 or takes a token out waits that long whenever the loop is busy."""
+
+_NOT_YET = object()
+_READ_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,50 +191,112 @@ def connect(url: str, timeout_s: float = 5.0) -> Redis:
     )
 
 
+class _Socket:
+    """A connection of the client library's, which opens it (address, TLS, password, database), read and written without
+    its layers: those of one answer cost more than it takes the server to give it."""
+
+    def __init__(self, redis: Redis, wait_s: float | None = None) -> None:
+        """`wait_s`: how long a read waits, if not as long as the client does."""
+        self._connection: Any = redis.connection_pool.make_connection()
+        self._reader: hiredis.Reader | None = None
+        self._wait_s = wait_s
+
+    def disconnect(self) -> None:
+        self._reader = None
+        self._connection.disconnect()
+
+    def write(self, data: bytes) -> None:
+        """Connects first if need be. Raises `RedisError`."""
+        if self._reader is None:
+            self._connection.connect()
+            if self._wait_s is not None:
+                self._connection._sock.settimeout(self._wait_s)
+            self._reader = hiredis.Reader(
+                protocolError=InvalidResponse, replyError=self._connection._parser.parse_error, notEnoughData=_NOT_YET
+            )
+        try:
+            self._connection._sock.sendall(data)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def read(self) -> Any:
+        """What the server says next, errors too; `_NOT_YET` when it says nothing in time. Raises `RedisError`."""
+        reader = self._reader
+        if reader is None:
+            raise RedisConnectionError("the connection to Redis was closed")
+        try:
+            while (found := reader.gets()) is _NOT_YET:
+                data = self._connection._sock.recv(_READ_BYTES)
+                if not data:
+                    raise ConnectionResetError("closed by the server")
+                reader.feed(data)
+        except TimeoutError:
+            return _NOT_YET
+        except (OSError, InvalidResponse) as error:
+            raise self._lost(error) from None
+        if isinstance(found, RedisConnectionError):
+            raise self._lost(found)
+        return found
+
+    def _lost(self, error: Exception) -> RedisError:
+        self.disconnect()
+        kind = RedisTimeoutError if isinstance(error, TimeoutError) else RedisConnectionError
+        return kind(f"the connection to Redis is lost: {error}")
+
+
 class Direct:
     """A connection of a thread's own beside its client's pool: for the few commands that a request's first token waits
     for, each of which spends more time in the client's layers (pool, retries, callbacks) than on its way."""
 
     def __init__(self, redis: Redis) -> None:
-        self._connection: Any = redis.connection_pool.make_connection()
+        self._socket = _Socket(redis)
 
     def ask(self, *words: str | bytes | int | float) -> Any:
         """One command and its answer, as the server gives it. Raises `RedisError`; the next one connects again."""
-        self._connection.send_command(*words)
-        return self._connection.read_response()
+        self._socket.write(hiredis.pack_command(words))
+        found = self._answer()
+        if isinstance(found, RedisError):
+            raise found
+        return found
 
     def ask_all(self, commands: list[tuple[str | bytes | int | float, ...]]) -> None:
         """Commands whose answers are of no interest, in one write. Raises the first error among them, after all."""
-        self._connection.send_packed_command(self._connection.pack_commands(commands))
-        failed: ResponseError | None = None
-        for _ in commands:
-            try:
-                self._connection.read_response()
-            except ResponseError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        self._socket.write(b"".join(map(hiredis.pack_command, commands)))
+        answers = [self._answer() for _ in commands]
+        for found in answers:
+            if isinstance(found, RedisError):
+                raise found
+
+    def _answer(self) -> Any:
+        while isinstance(found := self._socket.read(), hiredis.PushNotification):
+            pass
+        if found is _NOT_YET:
+            self._socket.disconnect()
+            raise RedisTimeoutError("Redis did not answer in time")
+        return found
 
 
 class Channel:
     """A connection of a thread's own that listens to one pub/sub channel."""
 
-    def __init__(self, redis: Redis, name: str) -> None:
-        self._connection: Any = redis.connection_pool.make_connection()
-        self._name = name
+    def __init__(self, redis: Redis, name: str, wait_s: float) -> None:
+        self._socket, self._name = _Socket(redis, wait_s), name
 
     def subscribe(self) -> None:
         """Begin, or begin anew after a `RedisError`."""
-        self._connection.disconnect()
-        self._connection.send_command("SUBSCRIBE", self._name)
+        self._socket.disconnect()
+        self._socket.write(hiredis.pack_command(("SUBSCRIBE", self._name)))
 
     def ping(self) -> None:
         """Make the server say something."""
-        self._connection.send_command("PING")
+        self._socket.write(hiredis.pack_command(("PING",)))
 
-    def next(self, wait_s: float) -> bytes | None:
-        """The next message; empty: the server said something else; None: nothing in time. Raises `RedisError`."""
-        if not self._connection.can_read(wait_s):
+    def next(self) -> bytes | None:
+        """The next message; empty: the server said something else; None: nothing within `wait_s`. Raises
+        `RedisError`."""
+        said = self._socket.read()
+        if said is _NOT_YET:
             return None
-        said = self._connection.read_response(push_request=True)
+        if isinstance(said, RedisError):
+            raise said
         return bytes(said[2]) if isinstance(said, list) and said[0] == b"message" else b""

@@ -26,7 +26,7 @@ class Receiver(threading.Thread):
 
     def __init__(self, redis: Redis, keys: Keys, engine: str, puller: Puller) -> None:
         super().__init__(name="receiver", daemon=True)
-        self._channel, self._puller, self._link = Channel(redis, keys.hand(engine)), puller, puller.link
+        self._channel, self._puller, self._link = Channel(redis, keys.hand(engine), _LISTEN_S), puller, puller.link
         self.stopped = threading.Event()
 
     def run(self) -> None:
@@ -44,7 +44,7 @@ class Receiver(threading.Thread):
         self._channel.subscribe()
         silent = 0
         while not self.stopped.is_set():
-            if (message := self._channel.next(_LISTEN_S)) is not None:
+            if (message := self._channel.next()) is not None:
                 silent = 0
                 if message:
                     self._take(message)

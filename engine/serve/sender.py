@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from queue import Empty, Queue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from redis import Redis
@@ -41,7 +41,10 @@ class Sender(threading.Thread):
         self.keys, self.pool, self.link, self.log = keys, pool, link, log
         self._direct = Direct(redis)
         self.functions = Functions(redis, keys, self._direct.ask)
-        self.queue: Queue[Parcel | None] = Queue()
+        self._queue: SimpleQueue[Parcel | None] = SimpleQueue()  # a `Queue` takes as long to wake as the sending takes
+        self._left = 0
+        """Parcels that were handed over and are not delivered yet; only with the lock of `_done`."""
+        self._done = threading.Condition()
         self.accepted: deque[tuple[float, str, bytes]] = deque(maxlen=_KEEP_COUNT)
         self.undelivered = 0
         """Finals in the parcel that is being delivered."""
@@ -51,25 +54,27 @@ class Sender(threading.Thread):
         self._charge_at = 0.0
 
     def send(self, parcel: Parcel) -> None:
-        self.queue.put(parcel)
+        with self._done:
+            self._left += 1
+        self._queue.put(parcel)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything handed over is delivered. False: it was not in time."""
-        done = self.queue.all_tasks_done
-        with done:
-            return done.wait_for(lambda: self.queue.unfinished_tasks == 0, timeout_s)
+        with self._done:
+            return self._done.wait_for(lambda: self._left == 0, timeout_s)
 
     def stop(self) -> None:
         self._stop = True
-        self.queue.put(None)
+        self._queue.put(None)
 
     def run(self) -> None:
         try:
-            while not (self._stop and self.queue.empty()):
+            while not (self._stop and self._queue.empty()):
                 parcel, parts = self._collect()
                 self._deliver_all(parcel)
-                for _ in range(parts):
-                    self.queue.task_done()
+                with self._done:
+                    self._left -= parts
+                    self._done.notify_all()
         except Exception as error:  # what can't be delivered must not pile up unseen
             self.link.inbox.put(Broken(f"sender: {type(error).__name__}: {error}"[:300]))
 
@@ -85,15 +90,15 @@ class Sender(threading.Thread):
         self.undelivered = 0
 
     def _collect(self) -> tuple[Parcel, int]:
-        """The next parcel and all that are already behind it, as one; and how many queue items that were."""
+        """The next parcel and all that are already behind it, as one; and how many those were."""
         whole, parts = Parcel(), 0
         try:
-            part = self.queue.get(timeout=_CHARGE_S)
+            part = self._queue.get(timeout=_CHARGE_S)
             while True:
-                parts += 1
                 if part is not None:
+                    parts += 1
                     _merge(whole, part)
-                part = self.queue.get_nowait()
+                part = self._queue.get_nowait()
         except Empty:
             return whole, parts
 
