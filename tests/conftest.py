@@ -61,7 +61,7 @@ def _folder() -> Path:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """Workers inherit this process's environment, and would read Django's settings from it before they set their own."""
+    """Workers inherit this environment, and would read Django's settings from it before they set their own."""
     os.environ.pop("DJANGO_SETTINGS_MODULE")
 
 
