@@ -153,13 +153,14 @@ class Admission:
         tier = choose_tier(principal, order.service_tier)
         arrival.tier = tier.name
         price = await self._prices.of(order.model.card.price_class)
+        # Asked first and without a pause up to the wait for it: what is made of it here is made while Redis decides.
+        asking = order.watched(self._ask(principal, tier, order, price, arrival))
         trail = self.trail(arrival)
         trail.tenant, trail.tier, trail.pool = principal.tenant, tier.name, order.model.pool
         trail.emit(Kind.RECEIVED, model=order.model.card.model, kind=order.kind, stream=order.stream)
         route = _route(arrival, principal, tier, order)
         flight = self._dispatcher.open(route, order.choices, order.n, trail, arrival.received, arrival.received_ms)
         flight.reply.on_overflow = lambda: self._dispatcher.abandon_slow(flight)
-        asking = order.watched(self._ask(principal, tier, order, price, arrival))
         try:
             verdict = await asyncio.shield(asking)
             if verdict.code == "stale_principal":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -24,6 +25,7 @@ from gateway.api.frames import (
 )
 from gateway.api.idempotency import keep as keep_result
 from gateway.api.protocol import Lane
+from gateway.api.responses import EventStream
 from gateway.api.schemas.tools import Calling
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
@@ -90,11 +92,36 @@ class Answer:
         self.kept: list[bytes] = []
         self._unsent = 0
         """Tokens whose text was held back."""
+        self._early = 0
+        """Deltas that were encoded as they came, before any task was woken."""
         self._id = f"{prefix}-{ticket.flight.route.request}"
 
-    async def first(self, wait_s: float | None) -> list[Delta]:
-        """Wait for the first deltas, so that an error keeps its status; empty when they take longer than `wait_s`."""
-        return await self._flight.reply.get(wait_s)
+    async def first(self, wait_s: float | None, stream: EventStream | None = None) -> list[Delta]:
+        """Wait for the first deltas, so that an error keeps its status; empty when they take longer than `wait_s`, or
+        when all of them went out with the head of `stream`."""
+        reply = self._flight.reply
+        if stream is not None:
+            reply.sink = self._opener(stream)
+        try:
+            batch = await reply.get(wait_s)
+        finally:
+            reply.sink = None
+        return batch[self._early :]
+
+    def _opener(self, stream: EventStream) -> Callable[[list[Delta]], bool]:
+        """Sends the first deltas as they come; the task is woken all the same, to go on from there."""
+        frames = self._frames  # made while there is nothing to send
+
+        def sink(batch: list[Delta]) -> bool:
+            if stream.prepared:
+                self._early = len(batch)
+                if sent := self._encode(frames, batch):
+                    stream.begin(self.timing(ended=False), sent)
+                    if self.ticket.order.claim is not None:
+                        self.kept.append(sent)
+            return False
+
+        return sink
 
     async def whole(self) -> bytes:
         """The complete answer, as JSON."""
@@ -121,18 +148,20 @@ class Answer:
         """The answer as server-sent events; what fails after the first byte is said in the last one. What `lane` takes
         is not yielded any more."""
         self._flight.consumer = asyncio.current_task()
-        reply, frames = self._flight.reply, self._frames()
+        reply, frames = self._flight.reply, self._frames
         keep = self.ticket.order.claim is not None
         if lane is not None:
             reply.sink = self._sink(frames, lane, keep)
         try:
+            quiet = not batch and not self._early
             while True:
-                sent = self._encode(frames, batch) if batch else b"" if reply.ended else KEEP_ALIVE
+                sent = self._encode(frames, batch) if batch else KEEP_ALIVE if quiet and not reply.ended else b""
                 if sent:
                     if keep and batch:
                         self.kept.append(sent)
                     yield sent
                 batch = await reply.get(KEEP_ALIVE_S)
+                quiet = not batch
                 if not batch and reply.ended:  # asked after the end: nothing waits any more
                     break
         except ApiError as error:
@@ -213,6 +242,7 @@ class Answer:
         called = choice.reader is not None and choice.reader.calls
         return "tool_calls" if called and choice.finish == "stop" else choice.finish or "stop"
 
+    @cached_property
     def _frames(self) -> ChatFrames | CompletionFrames:
         kind = ChatFrames if self._wish.chat else CompletionFrames
         model = self.ticket.order.model.card.model
@@ -264,7 +294,7 @@ class Answer:
         if not self.ticket.order.stream:
             await self.whole()
             return
-        frames = self._frames()
+        frames = self._frames
         while batch := await self._flight.reply.get():
             self.kept.append(self._encode(frames, batch))
         self.kept.append(self._last(frames))

@@ -13,11 +13,12 @@ from typing import Any
 
 from django.urls import get_resolver
 
+from gateway.api.protocol import LANE, Headers, Lane
+
 __all__ = ["EXPOSED", "cross_origin"]
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 Send = Callable[[Any], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 _LIMITS = [f"x-ratelimit-{part}-{of}" for of in ("requests", "tokens") for part in ("limit", "remaining", "reset")]
 _OTHERS = ["x-request-id", "retry-after", "x-should-retry", "x-queue-depth", "server-timing", "idempotency-replayed"]
@@ -52,7 +53,11 @@ class _CrossOrigin:
             await send({"type": "http.response.start", "status": 204, "headers": headers})
             await send({"type": "http.response.body"})
         else:
-            await self._app(scope, receive, _marking(send, self._marks(granted)))
+            marks = self._marks(granted)
+            lane: Lane | None = (scope.get("extensions") or {}).get(LANE)
+            if lane is not None:
+                lane.marks = marks
+            await self._app(scope, receive, _marking(send, marks))
 
     def _granted(self, origin: bytes | None) -> bytes | None:
         """To whom the answer is given to read."""

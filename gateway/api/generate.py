@@ -109,7 +109,8 @@ async def _answer(
             body = await answer.whole()
             return raw_json(body, headers={**headers, "server-timing": answer.timing(ended=True)})
         response = EventStream(EVENT_STREAM, {**headers, **_STREAM_HEADERS})
-        first = await answer.first(settings.SLUICE_FIRST_BYTE_WAIT_S)
+        response.prepare(request.arrival.request, request.lane)
+        first = await answer.first(settings.SLUICE_FIRST_BYTE_WAIT_S, response)
     except BaseException as error:
         answer.close(error)
         raise

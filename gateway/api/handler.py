@@ -19,7 +19,7 @@ from django.urls import ResolverMatch, get_resolver
 from gateway.admission.admission import Arrival
 from gateway.api.body import Disconnected, read_body
 from gateway.api.protocol import LANE, Lane
-from gateway.api.responses import EventStream, error_response
+from gateway.api.responses import EventStream, error_response, mark
 from gateway.api.schemas.classify import MAX_BODY_BYTES
 from gateway.errors import ApiError
 
@@ -125,8 +125,7 @@ class DataHandler(ASGIHandler):
         return match
 
     async def _send(self, response: HttpResponseBase, arrival: Arrival, send: Send) -> None:
-        response["x-request-id"] = arrival.request
-        response["x-content-type-options"] = "nosniff"
+        mark(response, arrival.request)
         if isinstance(response, EventStream):
             await response.send_to(send)
         else:

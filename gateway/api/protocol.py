@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import ApiError
 
-__all__ = ["HEAD_TIMEOUT_S", "LANE", "MAX_HEADER_BYTES", "JsonErrors", "Lane"]
+__all__ = ["HEAD_TIMEOUT_S", "LANE", "MAX_HEADER_BYTES", "Headers", "JsonErrors", "Lane"]
 
 MAX_HEADER_BYTES = 65_536
 """The parser itself would take headers of any size, and keep a header that never ends for ever."""
@@ -22,17 +22,43 @@ LANE = "gateway.lane"
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
+Headers = list[tuple[bytes, bytes]]
+
+
 class Lane:
-    """Straight to the client of one answer whose head was sent, for a part that need not be waited for.
+    """Straight to the client of one answer, for what need not be waited for.
 
     The server's `send` is a coroutine that looks at the state of the whole protocol: for each event of a stream that
-    is half of what the event costs.
+    is half of what the event costs, and its head takes as long as all else between a first token and its client.
     """
 
-    __slots__ = ("_cycle", "_flow", "_transport")
+    __slots__ = ("_cycle", "_flow", "_transport", "marks")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle, self._flow, self._transport = cycle, cycle.flow, cycle.transport
+        self.marks: Headers = []
+        """Headers that whoever stands around the application adds to its own."""
+
+    @property
+    def unused(self) -> bool:
+        """Nothing was sent, and the head may come by `begin`. Else use `send`."""
+        cycle = self._cycle
+        return not (cycle.response_started or cycle.access_log or self._flow.write_paused or cycle.disconnected)
+
+    def head(self, status: int, headers: Headers) -> bytes:
+        """The head of a chunked answer, open for more headers."""
+        lines = [STATUS_LINE[status], b"transfer-encoding: chunked\r\n"]
+        for name, value in (*self._cycle.default_headers, *headers, *self.marks):
+            lines += (name, b": ", value, b"\r\n")
+        return b"".join(lines)
+
+    def begin(self, head: bytes, part: bytes) -> None:
+        """Such a head with the first part of the body, in one write."""
+        cycle = self._cycle
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.chunked_encoding, cycle.expected_content_length = True, 0
+        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        self._transport.write(b"%b%b%x\r\n%b\r\n" % (head, end, len(part), part))
 
     @property
     def open(self) -> bool:

@@ -7,11 +7,18 @@ from contextlib import aclosing
 from typing import Any
 
 import orjson
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
 
+from gateway.api.protocol import Headers, Lane
 from gateway.errors import ApiError
 
-__all__ = ["EventStream", "error_response", "json_response", "raw_json"]
+__all__ = ["EventStream", "error_response", "json_response", "mark", "raw_json"]
+
+
+def mark(response: HttpResponseBase, request: str) -> None:
+    """What every answer carries."""
+    response["x-request-id"] = request
+    response["x-content-type-options"] = "nosniff"
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
@@ -46,11 +53,34 @@ class EventStream(StreamingHttpResponse):
 
     def __init__(self, content_type: str, headers: dict[str, str]) -> None:
         super().__init__(content_type=content_type, headers=headers)
+        self._lane: Lane | None = None
+        self._head = b""
+        self._begun = False
+
+    def prepare(self, request: str, lane: Lane | None) -> None:
+        """Make the head as it is now, to be sent with the first events in one write; without a lane nothing is."""
+        mark(self, request)
+        if lane is not None:
+            self._lane, self._head = lane, lane.head(self.status_code, self._encoded())
+
+    @property
+    def prepared(self) -> bool:
+        """`begin` may be called; else `send_to` sends all."""
+        return self._lane is not None and not self._begun and self._lane.unused
+
+    def begin(self, timing: str, events: bytes) -> None:
+        """Send the head, with this `Server-Timing`, and the first events."""
+        if self._lane is not None:
+            self._begun = True
+            self._lane.begin(b"%bserver-timing: %b\r\n" % (self._head, timing.encode("latin-1")), events)
+
+    def _encoded(self) -> Headers:
+        return [(name.encode("ascii"), value.encode("latin-1")) for name, value in self.items()]
 
     async def send_to(self, send: Callable[[Any], Awaitable[None]]) -> None:
-        """As ASGI messages: the head, a body for each part, the end."""
-        headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in self.items()]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        """As ASGI messages: the head (if it was not sent), a body for each part, the end."""
+        if not self._begun:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self._encoded()})
         async with aclosing(self.events) as events:
             async for part in events:
                 await send({"type": "http.response.body", "body": part, "more_body": True})

@@ -108,7 +108,7 @@ class Dispatcher:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def open(self, route: Route, choices: int, n: int, trail: Trail, received: float, received_ms: int) -> Flight:
-        """Listen for a request's deltas. Before it is enqueued, so that none can come too early."""
+        """Listen for a request's deltas. Before the loop turns again after it was enqueued: none comes earlier."""
         reply = Reply(route.request, choices, n)
         flight = Flight(route, reply, trail, self.recorder, received, received_ms)
         self._flights[route.request] = flight

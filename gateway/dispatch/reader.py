@@ -25,8 +25,8 @@ _deltas = msgspec.msgpack.Decoder(list[Delta])
 
 
 class ReplyReader:
-    """Reads, hands out, trims what it has read. The next read is asked for before what came is handed out, so that
-    what comes meanwhile is on its way already."""
+    """Reads, hands out, trims what it has read. First tokens, and a lot of the others, are handed out before the next
+    read is asked for: that takes as long as to send one of them."""
 
     def __init__(self, redis: Redis, stream: str, fanout: Fanout) -> None:
         self._redis, self._stream, self._fanout = redis, stream, fanout
@@ -71,9 +71,11 @@ class ReplyReader:
             entries, before = _raw_entries(found), self._last
             if entries:
                 self._last = entries[-1][0]
-            ask(before)
-            for _, fields in entries:
-                self._give(fields)
+            try:
+                for _, fields in entries:
+                    self._give(fields)
+            finally:
+                ask(before)
 
         ask(self._last)
         await over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from django.core.handlers.asgi import ASGIHandler
 from uvicorn.server import ServerState
 
 from gateway.api import protocol
+from gateway.api.cors import cross_origin
+from gateway.api.handler import DataRequest
+from gateway.api.responses import EventStream
 from gateway.bounded import bounded
 
 
@@ -25,7 +29,7 @@ async def slow(scope: Any, receive: Any, send: Any) -> None:
 
 async def converse(first: bytes, application: Any = slow) -> bytes:
     """All that a server says to a client that sends this and no more."""
-    config = uvicorn.Config(application, lifespan="off", timeout_keep_alive=1)
+    config = uvicorn.Config(application, lifespan="off", timeout_keep_alive=1, access_log=False)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: protocol.JsonErrors(config, ServerState(), {}), "127.0.0.1", 0)
     try:
@@ -51,6 +55,43 @@ def test_an_answer_is_not_cut_off_by_the_head_of_the_next_request(monkeypatch: p
     heard = asyncio.run(converse(b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP"))
     assert heard.startswith(b"HTTP/1.1 200") and b"end\r\n0\r\n" in heard
     assert heard.count(b"HTTP/1.1 ") == 2 and b"HTTP/1.1 408" in heard
+
+
+async def events(scope: Any, receive: Any, send: Any) -> None:
+    """A stream whose first event goes out with its head."""
+    response = EventStream("text/event-stream", {"x-queue-depth": "3"})
+    response.prepare("request-1", scope["extensions"][protocol.LANE])
+    assert response.prepared
+    response.begin("cached", b"data: 1\n\n")
+    assert not response.prepared
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        yield b"data: 2\n\n"
+
+    response.events = rest()
+    await response.send_to(send)
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_the_head_that_goes_out_with_the_first_event_is_the_one_that_would_have_gone_before_it(close: bool) -> None:
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nOrigin: https://page.example\r\nContent-Length: 0\r\n"
+    request += b"Connection: close\r\n\r\n" if close else b"\r\n"
+    application = cross_origin(events, frozenset({"https://page.example"}), DataRequest.urlconf)
+    head, _, body = asyncio.run(converse(request, application)).partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    assert lines[0] == b"http/1.1 200 ok" and len(set(lines)) == len(lines)
+    assert {
+        b"content-type: text/event-stream",
+        b"transfer-encoding: chunked",
+        b"x-queue-depth: 3",
+        b"x-request-id: request-1",
+        b"x-content-type-options: nosniff",
+        b"server-timing: cached",
+        b"vary: origin",
+        b"access-control-allow-origin: https://page.example",
+    } <= set(lines)
+    assert (b"connection: close" in lines) == close
+    assert body == b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n"
 
 
 _SIGN_IN = b"POST /login/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
