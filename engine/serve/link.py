@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 from redis import Redis
@@ -244,6 +244,10 @@ class _Socket:
         return kind(f"the connection to Redis is lost: {error}")
 
 
+def _pack(*words: str | bytes | int | float) -> bytes:
+    return hiredis.pack_command(cast("Any", words))  # its stub means a tuple of one word
+
+
 class Direct:
     """A connection of a thread's own beside its client's pool: for the few commands that a request's first token waits
     for, each of which spends more time in the client's layers (pool, retries, callbacks) than on its way."""
@@ -253,7 +257,7 @@ class Direct:
 
     def ask(self, *words: str | bytes | int | float) -> Any:
         """One command and its answer, as the server gives it. Raises `RedisError`; the next one connects again."""
-        self._socket.write(hiredis.pack_command(words))
+        self._socket.write(_pack(*words))
         found = self._answer()
         if isinstance(found, RedisError):
             raise found
@@ -261,7 +265,7 @@ class Direct:
 
     def ask_all(self, commands: list[tuple[str | bytes | int | float, ...]]) -> None:
         """Commands whose answers are of no interest, in one write. Raises the first error among them, after all."""
-        self._socket.write(b"".join(map(hiredis.pack_command, commands)))
+        self._socket.write(b"".join(_pack(*words) for words in commands))
         answers = [self._answer() for _ in commands]
         for found in answers:
             if isinstance(found, RedisError):
@@ -285,11 +289,11 @@ class Channel:
     def subscribe(self) -> None:
         """Begin, or begin anew after a `RedisError`."""
         self._socket.disconnect()
-        self._socket.write(hiredis.pack_command(("SUBSCRIBE", self._name)))
+        self._socket.write(_pack("SUBSCRIBE", self._name))
 
     def ping(self) -> None:
         """Make the server say something."""
-        self._socket.write(hiredis.pack_command(("PING",)))
+        self._socket.write(_pack("PING"))
 
     def next(self) -> bytes | None:
         """The next message; empty: the server said something else; None: nothing within `wait_s`. Raises

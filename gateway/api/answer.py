@@ -93,7 +93,7 @@ class Answer:
         self._unsent = 0
         """Tokens whose text was held back."""
         self._early = 0
-        """Deltas that were encoded as they came, before any task was woken."""
+        """Deltas that were encoded as they came and that the reply still has, for the task that was woken."""
         self._id = f"{prefix}-{ticket.flight.route.request}"
 
     async def first(self, wait_s: float | None, stream: EventStream | None = None) -> list[Delta]:
@@ -103,10 +103,9 @@ class Answer:
         if stream is not None:
             reply.sink = self._opener(stream)
         try:
-            batch = await reply.get(wait_s)
+            return self._rest(await reply.get(wait_s))
         finally:
             reply.sink = None
-        return batch[self._early :]
 
     def _opener(self, stream: EventStream) -> Callable[[list[Delta]], bool]:
         """Sends the first deltas as they come; the task is woken all the same, to go on from there."""
@@ -122,6 +121,11 @@ class Answer:
             return False
 
         return sink
+
+    def _rest(self, batch: list[Delta]) -> list[Delta]:
+        """What is not encoded yet of the first deltas that the reply gives."""
+        early, self._early = self._early, 0
+        return batch[early:]
 
     async def whole(self) -> bytes:
         """The complete answer, as JSON."""
@@ -153,7 +157,7 @@ class Answer:
         if lane is not None:
             reply.sink = self._sink(frames, lane, keep)
         try:
-            quiet = not batch and not self._early
+            quiet = not batch and not any(c.tokens for c in self._choices)
             while True:
                 sent = self._encode(frames, batch) if batch else KEEP_ALIVE if quiet and not reply.ended else b""
                 if sent:
@@ -296,7 +300,7 @@ class Answer:
             return
         frames = self._frames
         while batch := await self._flight.reply.get():
-            self.kept.append(self._encode(frames, batch))
+            self.kept.append(self._encode(frames, self._rest(batch)))
         self.kept.append(self._last(frames))
         await self._finished(EVENT_STREAM, self.kept)
 
