@@ -202,7 +202,8 @@ local function choose(p, pool, tier)
   return one
 end
 
--- (tier, member, by floor, express, light) of the next request; nil when credit or queue is used up.
+-- (tier, member, by floor, express, light) of the next request; nil when credit or queue is used up. `express` names the credit
+-- for light tenants that it used: '+', or '+tier' for rows that heavy ones have to give up; nil: that of the tiers.
 local function fair_pick(p, pool, credit, lines)
   local tiers, spare = queued_tiers(p, pool), credit['+'] or 0
   local free = spare > kept(p, pool)
@@ -212,15 +213,15 @@ local function fair_pick(p, pool, credit, lines)
       local slots = (credit[t[1]] or 0) > 0
       if (slots or free) and (due or by_floor == 0) then
         local member = choose(p, pool, t[1])
-        return t[1], member, by_floor, not slots, is_light(p, pool, t[1], member, lines[t[1]])
+        return t[1], member, by_floor, not slots and '+' or nil, is_light(p, pool, t[1], member, lines[t[1]])
       end
     end
   end
-  if spare <= 0 then return nil end
   for _, t in ipairs(tiers) do
-    for _, late in ipairs({false, true}) do
+    local express = spare > 0 and '+' or '+' .. t[1]
+    for _, late in ipairs((credit[express] or 0) > 0 and {false, true} or {}) do
       for _, member in ipairs(heads(p, pool, t[1], late)) do
-        if is_light(p, pool, t[1], member, lines[t[1]]) then return t[1], member, 0, true, true end
+        if is_light(p, pool, t[1], member, lines[t[1]]) then return t[1], member, 0, express, true end
       end
     end
   end

@@ -74,8 +74,8 @@ class Pick:
     tier: str
     tenant: str
     by_floor: bool
-    express: bool
-    """It used credit of the name "+"."""
+    express: str
+    """Name of the credit for light tenants that it used: "+" or "+tier"; empty: that of the tiers."""
     light: bool
     """Its tenant asks for no more than its share: it is not late."""
 
@@ -180,7 +180,8 @@ class FairQueue:
 
         A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
         a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Credit
-        under the name "+" is anyone's, but for the rows kept: those take the oldest head of a light tenant.
+        under the name "+" is anyone's, but for the rows kept: those take the oldest head of a light tenant, as does
+        credit under "+tier" (rows that heavy ones have to give up).
         """
         spare = credit.get("+", 0)
         free = spare > self._kept()
@@ -190,11 +191,15 @@ class FairQueue:
                 slots = credit.get(tier, 0) > 0
                 if (slots or free) and (due or not by_floor):
                     member = self._choose(tier, heads)
-                    return Pick(tier, member, by_floor, not slots, self._is_light(tier, member, lines[tier]))
-        for tier, _ in tiers if spare > 0 else ():
+                    light = self._is_light(tier, member, lines[tier])
+                    return Pick(tier, member, by_floor, "" if slots else "+", light)
+        for tier, _ in tiers:
+            express = "+" if spare > 0 else f"+{tier}"
+            if credit.get(express, 0) <= 0:
+                continue
             for member in (member for late in (False, True) for _, member in heads(tier, late)[:HEADS]):
                 if self._is_light(tier, member, lines[tier]):
-                    return Pick(tier, member, False, True, True)
+                    return Pick(tier, member, False, express, True)
         return None
 
     def _choose(self, tier: str, heads: Heads) -> str:

@@ -465,7 +465,7 @@ end
 local function spend(p, r, credit)
   for _, tier in ipairs(redis.call('ZRANGE', p .. 'tiers:' .. r.pool, 0, -1)) do credit[tier] = credit[tier] or 0 end
   for tier, slots in pairs(credit) do
-    if tier ~= '+' then credit[tier] = slots - tonumber(r.choices) end
+    if kind_of(tier) ~= '+' then credit[tier] = slots - tonumber(r.choices) end
   end
 end
 
@@ -475,9 +475,9 @@ local function take_next(p, pool, engine, credit, lines, now)
   if not tier then return nil end
   local r, work = take(p, pool, tier, member, engine, now, light, lines[tier])
   if not r then return false end
-  if express then credit['+'] = credit['+'] - tonumber(r.choices) else spend(p, r, credit) end
+  if express then credit[express] = credit[express] - tonumber(r.choices) else spend(p, r, credit) end
   if r.attempts == '0' then fair_charge(p, pool, tier, r.tenant, tonumber(r.prompt) * UNIT) end
-  return {r = r, work = work, by_floor = by_floor}
+  return {r = r, work = work, by_floor = by_floor, light = light and 1 or 0}
 end
 
 -- The pool's deficits and the counters of those whose requests were taken.
@@ -519,7 +519,8 @@ local function next_standing(p, pool, now)
 end
 
 local function hand(p, pool, engine, standing, one)
-  local head = {epoch = tonumber(one.r.epoch), by_floor = one.by_floor == 1, accounts = accounts_after(p, pool, {one})}
+  local head = {epoch = tonumber(one.r.epoch), by_floor = one.by_floor, light = one.light}
+  head.accounts = accounts_after(p, pool, {one})
   redis.call('PUBLISH', p .. 'hand:' .. engine, cjson.encode(head) .. '\n' .. one.work)
   -- The next one is another engine's turn.
   stand(p, pool, engine, standing.credit, standing.tokens - tonumber(one.r.prompt), standing['until'], one.r.arrival)
@@ -555,7 +556,7 @@ local function hand_newcomer(p, request, r, work, engine, standing, now)
   count_start(p, request, r, engine, now, light, line)
   spend(p, r, standing.credit)
   fair_charge(p, r.pool, r.tier, r.tenant, tonumber(r.prompt) * UNIT, {})
-  hand(p, r.pool, engine, standing, {r = r, work = work, by_floor = due and 1 or 0})
+  hand(p, r.pool, engine, standing, {r = r, work = work, by_floor = due and 1 or 0, light = light and 1 or 0})
 end
 
 -- Into the queue, or past it to an engine that waits. How many more are queued in its tier then.
@@ -595,7 +596,7 @@ local function less_what_comes(p, engine, known, credit)
   local coming = redis.call('SCARD', p .. 'engreq:' .. engine) - known
   if coming <= 0 then return end
   for tier, slots in pairs(credit) do
-    if tier ~= '+' then credit[tier] = slots - coming end
+    if kind_of(tier) ~= '+' then credit[tier] = slots - coming end
   end
 end
 
@@ -613,7 +614,7 @@ local function pull(_, args)
     local one = take_next(p, pool, engine, credit, lines, now)
     if one == nil then break end
     if one then
-      taken[#taken + 1], works[#works + 1] = one, {one.work, tonumber(one.r.epoch), one.by_floor}
+      taken[#taken + 1], works[#works + 1] = one, {one.work, tonumber(one.r.epoch), one.by_floor, one.light}
       tokens = tokens - tonumber(one.r.prompt)
     end
   end

@@ -132,11 +132,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """One pulled request: its encoded `Work`, its current epoch, and whether its tier's floor admitted it."""
+    """One pulled request: its encoded `Work`, its current epoch, whether its tier's floor admitted it, and whether its
+    tenant was light then (`engine.protocol.fair`)."""
 
     work: bytes
     epoch: int
     by_floor: bool
+    light: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Handed:
         line, _, work = message.partition(b"\n")
         head = json.loads(line)
         accounts = {name: float(value) for name, value in head["accounts"].items()} if head["accounts"] else {}
-        return cls(Pulled(work, int(head["epoch"]), bool(head["by_floor"])), accounts)
+        return cls(Pulled(work, int(head["epoch"]), bool(head["by_floor"]), bool(head["light"])), accounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ class _Codec:
     def pull(raw: list[Any]) -> Pull:
         works, controls, accounts = raw
         return Pull(
-            works=tuple(Pulled(work=w[0], epoch=int(w[1]), by_floor=bool(int(w[2]))) for w in works),
+            works=tuple(Pulled(w[0], int(w[1]), bool(int(w[2])), bool(int(w[3]))) for w in works),
             controls=tuple(controls),
             accounts={k: float(v) for k, v in json.loads(accounts).items()} if accounts else {},
             registered=bool(accounts),
@@ -318,8 +320,9 @@ class Functions(_Library):
         known: int | None = None,
     ) -> Pull:
         """Take the next requests: `credit` is sequence slots by tier name, all of them of one room ("+": rows that
-        may be kept for light tenants). Renews the engine's lease; an engine whose lease was lost and reaped gets
-        nothing until it registers again. Empty credit still renews and reads controls.
+        may be kept for light tenants; "+tier": rows that such a tenant of the tier may take from another). Renews the
+        engine's lease; an engine whose lease was lost and reaped gets nothing until it registers again. Empty credit
+        still renews and reads controls.
 
         With `tokens`, the room for known tokens, the pull stands: for 0.4 s an admission that finds the engine
         listening to its channel pulls for it, from what is left of both. The next pull replaces that.

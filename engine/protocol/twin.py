@@ -103,8 +103,8 @@ class Twin(State):
 
     def _taken(
         self, now: int, pool: str, engine: str, credit: dict[str, int], looks: int
-    ) -> Iterator[tuple[Record, bool]]:
-        """What the queue serves next for this credit, which is used up by it; and whether a floor let it in."""
+    ) -> Iterator[tuple[Record, Pick]]:
+        """What the queue serves next for this credit, which is used up by it; and how it was chosen."""
         fair = self.fair[pool]
         lines = fair.lines(self._queued(pool), credit)
         for _ in range(looks):
@@ -114,11 +114,12 @@ class Twin(State):
             r = self._take(now, pool, pick, lines[pick.tier], engine)
             if r is None:
                 continue
-            for name in ("+",) if pick.express else {*self.tiers[pool], *credit} - {"+"}:
-                credit[name] = credit.get(name, 0) - r.a.choices
+            for name in (pick.express,) if pick.express else {*self.tiers[pool], *credit}:
+                if pick.express or name[0] != "+":
+                    credit[name] = credit.get(name, 0) - r.a.choices
             if r.attempts == 1:
                 fair.charge(pick.tier, r.a.tenant, r.a.prompt_tokens * UNIT, self._queued(pool))
-            yield r, pick.by_floor
+            yield r, pick
 
     def _accounts(self, pool: str, taken: Sequence[Record]) -> dict[str, float]:
         fair = self.fair[pool]
@@ -141,13 +142,13 @@ class Twin(State):
         left = dict(credit)
         if known is not None:
             coming = max(0, len(self.those(lambda r: r.state == "running" and r.engine == engine)) - known)
-            left = {tier: slots if tier == "+" else slots - coming for tier, slots in credit.items()}
+            left = {tier: slots if tier[0] == "+" else slots - coming for tier, slots in credit.items()}
         taken = list(self._taken(now, pool, engine, left, _SCAN_LIMIT))
         room = tokens - sum(r.a.prompt_tokens for r, _ in taken)
         stood = self.standing[pool].get(engine)
         self._stand(pool, engine, Standing(stood.turn if stood else self.arrivals, left, room, now + _STANDING_MS))
         controls = tuple(encode(c) for c in self.controls.pop(engine, ()))
-        works = tuple(Pulled(r.work, r.epoch, by_floor) for r, by_floor in taken)
+        works = tuple(Pulled(r.work, r.epoch, pick.by_floor, pick.light) for r, pick in taken)
         return Pull(works, controls, self._accounts(pool, [r for r, _ in taken]))
 
     # Standing pulls ----------------------------------------------------------------------------------------------
@@ -169,8 +170,8 @@ class Twin(State):
         return None
 
     def _hand_to(self, now: int, pool: str, engine: str, s: Standing) -> Record | None:
-        for r, by_floor in self._taken(now, pool, engine, s.credit, _STANDING_LOOKS):
-            handed = Handed(Pulled(r.work, r.epoch, by_floor), self._accounts(pool, [r]))
+        for r, pick in self._taken(now, pool, engine, s.credit, _STANDING_LOOKS):
+            handed = Handed(Pulled(r.work, r.epoch, pick.by_floor, pick.light), self._accounts(pool, [r]))
             self.handed[engine].append(handed)
             self._stand(pool, engine, Standing(r.arrival, s.credit, s.tokens - r.a.prompt_tokens, s.until_ms))
             return r

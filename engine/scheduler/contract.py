@@ -42,6 +42,8 @@ class Request:
     cost_tokens: int = 0
     by_floor: bool = False
     """Admitted by its tier's guaranteed floor (then a better tier may not evict it until the deficit is spent)."""
+    light: bool = False
+    """Its tenant asked for no more than its share of the pool when it was pulled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Room:
     evictable_tokens: int = 0
     express_slots: int = 0
     """Free rows that the queue may keep for light tenants: one number for the engine, told with every tier."""
+    light_slots: int = 0
+    """Rows of the tier's largest tenant that light ones could take from it."""
 
 
 @dataclass(frozen=True, slots=True)

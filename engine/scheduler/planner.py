@@ -29,9 +29,9 @@ __all__ = ["Planner"]
 Candidate = tuple[Key, int, Sequence, Iterator[Sequence] | None, int]
 """Key; arrival number; who; what waits behind it; what was asked for the key: band and kind, urgency (1), ties (2)."""
 
-_EASY, _LENT = 2 / 3, 1.5
-"""Longest step with prefill of who has a second to spare, and of a light tenant, as parts of what others are allowed.
-So streams get ahead of their due, which is lent to tenants that have few of them, and newcomers wait less at first."""
+_HEAVY, _EASY, _LENT = 0.4, 2 / 3, 1.5
+"""Longest step with prefill of who has a second to spare (of a heavy tenant, or not), and of a light one with few rows,
+as parts of what others are allowed. So streams get ahead of their due, which is lent, and newcomers wait less."""
 _TRIES = 8
 """Candidates that may fail to fit before the plan stops looking: bounds plan time under memory pressure."""
 
@@ -60,7 +60,7 @@ class Planner:
         self._futile: set[tuple[float, ...]] = set()  # bands of newcomers for whom no victims were found
         self._pressed = False
         self._prefilled = False
-        self._spare_s, self._easy_s, self._lent_s = inf, 0.0, 0.0
+        self._spare_s, self._easy_s, self._lent_s = inf, (0.0, 0.0), 0.0
         self._bucket: range | None = None
         self._window_open = True
         self._context = 0
@@ -133,13 +133,16 @@ class Planner:
         if not self._slices or not self._config.adaptive_chunk:
             return
         decodes_s = self._s.cost.seconds(Load(0, len(self._slices), self._context))
-        easy, most, lent = (
-            max(min(max(0.5 * tpot, min(due - self._now, part * tpot)) for tpot, due in dues.items()), 1.25 * decodes_s)
-            for part in (_EASY, 1.0, _LENT)
+        heavy, easy, most, lent = (
+            max(
+                min(max(min(0.5, part) * tpot, min(due - self._now, part * tpot)) for tpot, due in dues.items()),
+                1.25 * decodes_s,
+            )
+            for part in (_HEAVY, _EASY, 1.0, _LENT)
         )
         self._spare_s = most - decodes_s
         if self._policy.lends and most < inf:
-            self._easy_s, self._lent_s = easy - most, lent - most
+            self._easy_s, self._lent_s = (heavy - most, easy - most), lent - most
 
     def _chunk(self, s: Sequence, start: int) -> int:
         """Most tokens the next prefill slice may have; the first of a step always gets `min_chunk`."""
@@ -147,7 +150,8 @@ class Planner:
             return self._ledger.tokens
         spare_s = self._spare_s
         if self._lent_s:
-            spare_s += self._lent_s if self._view.light(s) else self._easy_s * (self._view.slack(s) > 1.0)
+            easy_s = self._easy_s[s.request.light] if self._view.slack(s) > 1.0 else 0.0
+            spare_s += self._lent_s if self._view.light(s) else easy_s
         least = 0 if self._prefilled else self._config.min_chunk
         return min(self._ledger.tokens, max(least, self._s.cost.largest_prefill(spare_s, start)))
 
@@ -385,6 +389,7 @@ class Planner:
             ledger.device.undo(extend.blocks)
             ledger.promised += len(extend.blocks)
         self._outlooks.clear()
+        self._view.park(victim)
         self._evicted.append(self._policy.band(victim, self._view))
         ledger.rows += 1
         count = blocks_for(victim.computed, self._size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from engine.kv.pool import BlockPool, HostPool
@@ -132,8 +133,14 @@ class Scheduler:
             evictable = max(0, len(worse) + min(0, free))
             slots = max(0, free - kept)
             evictable_tokens = sum(s.known for s in worse) if evictable else 0
-            rooms[tier] = Room(slots, tokens, evictable, evictable_tokens, max(0, min(kept, free)) if tokens else 0)
+            express, light = (max(0, min(kept, free)), self._light_slots(tier)) if tokens else (0, 0)
+            rooms[tier] = Room(slots, tokens, evictable, evictable_tokens, express, light)
         return rooms
+
+    def _light_slots(self, tier: int) -> int:
+        """Half of the rows of the tier's largest tenant, less those that wait for one."""
+        rows = Counter(s.tenant for s in self.running.values() if s.tier == tier and self.config.preempt)
+        return max(0, max(rows.values(), default=0) // 2 - sum(s.tier == tier for s in self.backlog))
 
     @property
     def idle(self) -> bool:

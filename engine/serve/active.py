@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from engine.backends.contract import SequenceInput, TokenInfo
 from engine.protocol.messages import Delta, Final, Timeline, TokenLogprob, Work
 from engine.scheduler.contract import Request
+from engine.serve.link import Arrived
 from engine.text import Detokenizer, StopScanner, Tokenizer
 
 __all__ = ["Active", "Choice"]
@@ -72,10 +73,11 @@ class Choice:
 class Active:
     """A pulled request until its Final is handed to the sender."""
 
-    def __init__(self, work: Work, epoch: int, era: bytes, by_floor: bool, now: float, wall_ms: int) -> None:
-        self.work, self.epoch, self.era, self.by_floor = work, epoch, era, by_floor
+    def __init__(self, arrived: Arrived, now: float, wall_ms: int) -> None:
+        self.work, self.epoch, self.era = arrived.work, arrived.epoch, arrived.era
+        self.by_floor, self.light = arrived.by_floor, arrived.light
         self.pulled_s = now
-        self.queued_s = max(0.0, (wall_ms - work.arrival_ms) / 1000)
+        self.queued_s = max(0.0, (wall_ms - self.work.arrival_ms) / 1000)
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.event_s = now
@@ -131,6 +133,7 @@ class Active:
             weight=work.weight,
             cost_tokens=len(choice.prompt) if one_shot else 0,
             by_floor=self.by_floor,
+            light=self.light,
         )
 
     def failed(self, code: str, detail: str) -> Delta:

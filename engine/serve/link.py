@@ -54,6 +54,7 @@ class Arrived:
     epoch: int
     era: bytes
     by_floor: bool = False
+    light: bool = False
 
 
 @dataclass(frozen=True, slots=True)

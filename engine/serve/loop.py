@@ -242,7 +242,8 @@ class StepLoop:
 
     def _credit(self, rooms: Mapping[int, Room]) -> dict[str, int]:
         """Slots by tier name, and under "+" the rows that may be kept for light tenants: those whose requests, running
-        and queued, ask for no more rows than an equal share (see `engine.protocol.fair`).
+        and queued, ask for no more rows than an equal share (see `engine.protocol.fair`). Under "+tier" rows that they
+        may take from the tier's largest tenant.
 
         What a tier could evict is offered one step later, so that idle engines pull first.
         """
@@ -257,6 +258,8 @@ class StepLoop:
             slots += min(evictable[rank], self._evictable.get(rank, 0))
             if slots > 0:
                 credit[name] = slots
+            if room.light_slots > 0:
+                credit[f"+{name}"] = room.light_slots
             if room.express_slots > 0:
                 credit["+"] = room.express_slots
         self._evictable = evictable
@@ -271,8 +274,8 @@ class StepLoop:
         if not most:
             return credit
         left = most - self.roster.preparing
-        cut = {tier: min(slots, left) for tier, slots in credit.items()} if left > 0 else {}
-        express = min(cut.pop("+", 0), left - max(cut.values(), default=0))
+        cut = {tier: min(slots, left) for tier, slots in credit.items() if tier[0] != "+"} if left > 0 else {}
+        express = min(credit.get("+", 0), left - max(cut.values(), default=0))
         if express > 0:
             cut["+"] = express
         self._held_back = self._held_back or cut != credit

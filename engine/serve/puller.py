@@ -155,7 +155,8 @@ class Puller(threading.Thread):
             self.log.error("unreadable_work", detail=str(error)[:200])
             self._recover = True
             return None
-        return work if self.link.arrive(Arrived(work, pulled.epoch, self.era, pulled.by_floor)) else None
+        arrived = Arrived(work, pulled.epoch, self.era, pulled.by_floor, pulled.light)
+        return work if self.link.arrive(arrived) else None
 
     def _obey(self, raw: bytes) -> None:
         try:

@@ -66,7 +66,7 @@ class Roster:
         work = arrived.work
         if work.request in self.requests:
             return  # recovered from a lost answer that was not lost after all
-        active = Active(work, arrived.epoch, arrived.era, arrived.by_floor, now, self.wall_ms())
+        active = Active(arrived, now, self.wall_ms())
         self.requests[work.request] = active
         self._event(active, Kind.PULLED, now, queued_s=active.queued_s, epoch=active.epoch)
         card = self.backend.card

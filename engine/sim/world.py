@@ -77,6 +77,8 @@ class Engine:
             slots = (room.slots if room.tokens > 0 else 0) + min(room.evictable_slots, self.evictable.get(rank, 0))
             if slots:
                 offered[TIERS[rank].name] = slots
+            if room.light_slots:
+                offered[f"+{TIERS[rank].name}"] = room.light_slots
             if room.express_slots:
                 offered["+"] = room.express_slots
         self.evictable = evictable
@@ -191,7 +193,7 @@ class World:
         if not self.front:
             target = number % self.engines
             engine = self.fleet[target]
-            request = self._request(number, False)
+            request = self._request(number, False, False)
             if self.shed and engine.scheduler.refuses(request, self.now):
                 life.refused = True
                 return
@@ -207,7 +209,7 @@ class World:
                 self._go(engine, index)
                 break
 
-    def _request(self, number: int, by_floor: bool) -> Request:
+    def _request(self, number: int, by_floor: bool, light: bool) -> Request:
         a = self.lives[number].arrival
         tier = TIERS[a.tier]
         opening = crc32(f"{a.tenant}/{a.prefix}".encode()) if a.shared else 0
@@ -215,7 +217,7 @@ class World:
         prompt = (*range(opening, opening + a.shared), *range(own, own + a.prompt - a.shared))
         return Request(
             number, number, a.tier, a.tenant, prompt, a.output + 1, a.at_s, a.at_s + tier.ttft_s, tier.tpot_s,
-            ends=frozenset((END,)), salt=a.tenant, weight=a.weight, by_floor=by_floor,
+            ends=frozenset((END,)), salt=a.tenant, weight=a.weight, by_floor=by_floor, light=light,
         )  # fmt: skip
 
     def _go(self, engine: Engine, number: int) -> None:
@@ -251,10 +253,10 @@ class World:
             if not picked.light and is_late(member, waited_ms, int(1000 * TIERS[arrival.tier].ttft_s)):
                 self._streams.setdefault((tier, f"!{tenant}"), deque()).append(number)
                 continue
-            for name in ("+",) if picked.express else [name for name in credit if name != "+"]:
+            for name in (picked.express,) if picked.express else [name for name in credit if name[0] != "+"]:
                 credit[name] -= 1
             self.queue.start(picked, lines[tier])
-            request = self._request(number, picked.by_floor)
+            request = self._request(number, picked.by_floor, picked.light)
             cost = int(self.config.w_in * len(request.prompt) * UNIT)
             self.queue.charge(tier, tenant, cost, self._queued())
             engine.scheduler.submit(request, self.now)

@@ -44,8 +44,10 @@ class Pool:
         assert verdict.ok
 
     def pull(self, **credit: int) -> list[str]:
-        pulled = self.functions.pull("m", "e", {name.replace("express", "+"): n for name, n in credit.items()}, 60_000)
-        return [work.work.decode() for work in pulled.works]
+        """`express` is credit under "+", `express_standard` under "+standard"."""
+        offered = {name.replace("express", "+").replace("+_", "+"): n for name, n in credit.items()}
+        self.pulled = self.functions.pull("m", "e", offered, 60_000).works
+        return [work.work.decode() for work in self.pulled]
 
     def tenants(self, **credit: int) -> list[str]:
         return [name.partition("-")[0] for name in self.pull(**credit)]
@@ -130,6 +132,20 @@ def test_a_row_is_kept_for_those_who_ask_for_little(pool: Pool) -> None:
     assert pool.tenants(express=2) == ["flood"], "the last one is kept"
     pool.admit("quiet")
     assert pool.tenants(express=1) == ["quiet"]
+
+
+def test_rows_to_be_given_up_are_for_light_tenants_of_the_tier_alone(pool: Pool) -> None:
+    for _ in range(9):
+        pool.admit("flood")
+    assert pool.tenants(standard=6) == ["flood"] * 6
+    assert pool.tenants(express_standard=2) == []
+    for _ in range(3):
+        pool.admit("quiet")
+    assert pool.tenants(express_batch=2) == []
+    assert pool.tenants(express_standard=2) == ["quiet"] * 2
+    assert all(work.light for work in pool.pulled)
+    assert pool.tenants(standard=1, express_standard=2) == ["flood", "quiet"]
+    assert [work.light for work in pool.pulled] == [False, True]
 
 
 def test_the_more_requests_are_light_the_more_rows_are_kept(pool: Pool) -> None:

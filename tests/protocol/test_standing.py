@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.protocol.functions import Handed
+from engine.protocol.functions import Handed, Pulled
 from tests.protocol.conftest import ClockedFunctions
 from tests.protocol.test_functions import NOW, Cell, admission, final
 
@@ -72,7 +72,7 @@ def test_the_message_says_what_a_pull_would(pool: Pool) -> None:
     pool.admit("r1", prompt_tokens=7)
     message = pool.ears["e1"].get_message(timeout=5)
     handed = Handed.read(message["data"])
-    assert (handed.pulled.work, handed.pulled.epoch, handed.pulled.by_floor) == (b"r1", 0, False)
+    assert handed.pulled == Pulled(b"r1", 0, by_floor=False, light=True)
     assert handed.accounts == {"standard:alpha": 47.0, "standard": -47.0}
 
 

@@ -22,7 +22,7 @@ POOLS, TENANTS, GATEWAYS, ENGINES = ("m", "k"), ("a", "b", "c"), ("g1", "g2"), (
 TIERS = {"interactive": 0, "standard": 1, "batch": 2}
 pools, tenants, gateways, engines = (st.sampled_from(names) for names in (POOLS, TENANTS, GATEWAYS, ENGINES))
 tiers = st.sampled_from(sorted(TIERS))
-some_credit = st.sampled_from((*sorted(TIERS), "+"))
+some_credit = st.sampled_from((*sorted(TIERS), "+", "+standard"))
 some_pool = st.sampled_from(("m", "m", "m", "m", "k"))
 few = st.integers(-1, 3)
 claims = st.sampled_from((None, None, Claim("k1", "d1", 30_000), Claim("k1", "d2"), Claim("k2", "d1")))
@@ -183,19 +183,19 @@ class Interleavings(RuleBasedStateMachine):
     @rule(
         pool=some_pool,
         slots=st.dictionaries(engines, st.integers(1, 3), min_size=1),
-        express=st.integers(0, 2),
+        express=st.sampled_from(({}, {"+": 1}, {"+": 2}, {"+standard": 2}, {"+": 1, "+standard": 1})),
         tokens=st.sampled_from((8, 5000, 20_000)),
         later=st.sampled_from((0, 130, 399, 400)),
         tenant=tenants,
         tier=tiers,
     )
     def stand_and_admit(
-        self, pool: str, slots: dict[str, int], express: int, tokens: int, later: int, tenant: str, tier: str
+        self, pool: str, slots: dict[str, int], express: dict[str, int], tokens: int, later: int, tenant: str, tier: str
     ) -> None:
         """Engines wait, and more is admitted than they would take."""
         self.rejoin()
         for engine, most in slots.items():
-            self.pull(pool, engine, {**dict.fromkeys(TIERS, most), "+": express}, tokens)
+            self.pull(pool, engine, {**dict.fromkeys(TIERS, most), **express}, tokens)
         self.advance_clock(later)
         self.admit_freely(pool, tenant, tier, 3, 500)
 

@@ -199,14 +199,17 @@ def test_the_inverse_is_the_largest_prefill_that_fits(spare_s: float, start: int
     assert cost.largest_prefill(-spare_s, start) == 0
 
 
-@pytest.mark.parametrize(("deadline", "least", "most"), [(2.5, 0.09, 0.1), (100.0, 0.06, 0.0667)])
-def test_chunks_keep_running_streams_within_their_tpot(deadline: float, least: float, most: float) -> None:
-    """A prompt that is in a hurry gets all of the time, one with a second to spare two thirds of the step."""
+@pytest.mark.parametrize(
+    ("deadline", "light", "least", "most"),
+    [(2.5, False, 0.09, 0.1), (100.0, True, 0.06, 0.0667), (100.0, False, 0.03, 0.04)],
+)
+def test_chunks_keep_running_streams_within_their_tpot(deadline: float, light: bool, least: float, most: float) -> None:
+    """A prompt that is in a hurry gets all of the time, one with a second to spare two thirds of the step or less."""
     b = bench("tiered", max_step_tokens=4096, max_rows=8, device_blocks=2000, context_length=4000)
     cost = b.scheduler.cost = StepCost(0.01, 1e-3, 1e-3, 0.0)
     b.submit(request(1, 8, 40, tpot_s=0.1))
     b.step()
-    b.submit(request(2, 2000, 4, ttft_deadline_s=deadline))
+    b.submit(request(2, 2000, 4, ttft_deadline_s=deadline, light=light))
     for _ in range(10):
         plan = b.scheduler.plan(b.now)
         samples = b.machine.execute(plan).samples
@@ -235,11 +238,69 @@ def test_a_tenant_with_few_rows_goes_first_and_borrows_what_the_streams_of_a_flo
     b.submit(request(5, 200, 4, tenant="flood", tpot_s=0.1, ttft_deadline_s=b.now + 0.5))
     seconds, prefill = step()
     assert list(prefill) == [5] and 0.09 < seconds <= 0.1
-    b.submit(request(6, 200, 4, tenant="quiet", tpot_s=0.1, ttft_deadline_s=b.now + 0.5))
+    b.submit(request(6, 200, 4, tenant="quiet", tpot_s=0.1, ttft_deadline_s=b.now + 0.5, light=True))
     seconds, prefill = step()
     assert list(prefill) == [6], "before the prompt of the flood that was begun"
     assert 0.14 < seconds <= 0.15
     b.drain()
+
+
+def test_a_light_tenant_takes_rows_of_the_one_that_has_most_until_both_have_as_many() -> None:
+    b = bench(max_rows=6, host_blocks=64, block_bytes=1000)
+    for number, tenant in enumerate(("other", *["flood"] * 5)):
+        b.submit(request(number, 8, 30, tenant=tenant))
+    b.step()
+    assert b.scheduler.room(b.now)[0].light_slots == 2
+    b.submit(request(10, 8, 30, tenant="flood"))
+    assert not b.step().parks
+    for number in (11, 12, 13):
+        b.submit(request(number, 8, 4, tenant="quiet", light=True))
+    plan = b.step()
+    assert [park.sequence for park in plan.parks] == [5, 4], "the latest first"
+    assert [start.sequence for start in plan.starts] == [11, 12]
+    b.drain()
+    b.verify()
+
+
+def test_who_costs_more_to_bring_back_than_the_newcomer_computes_keeps_its_row() -> None:
+    for prompt, parks in ((40, 1), (10, 0)):
+        b = bench(max_rows=3)
+        for number in range(3):
+            b.submit(request(number, 30, 30, tenant="flood"))
+        b.step()
+        b.step()
+        b.submit(request(9, prompt, 4, tenant="quiet", light=True))
+        assert len(b.step().parks) == parks
+        b.drain()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.integers(2, 6),
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(4, 12), st.integers(0, 2)), max_size=40),
+)
+def test_no_two_of_a_tier_evict_each_other_in_turn(rows: int, crowd: list[tuple[str, bool, int, int]]) -> None:
+    """Each eviction among equals is for a light one that is new: at most as many as there are such."""
+    b = bench(max_rows=rows, host_blocks=200, block_bytes=1)
+    newcomers: dict[int, bool] = {}
+
+    def step() -> None:
+        held = [s.tenant for s in b.scheduler.running.values()]
+        plan = b.step()
+        started = [start.sequence for start in plan.starts]
+        fresh = [n for n in started if newcomers.pop(n, False)]
+        assert len(plan.parks) <= len(fresh)
+        held += [b.requests[n].tenant for n in started]
+        assert all(held.count(b.requests[park.sequence].tenant) > 1 for park in plan.parks)
+
+    for number, (tenant, light, new, steps) in enumerate(crowd):
+        newcomers[number] = light
+        b.submit(request(number, 8, new, tenant=tenant, light=light, ttft_deadline_s=1e9))
+        for _ in range(steps):
+            step()
+    while not b.scheduler.idle:
+        step()
+    b.verify()
 
 
 def test_without_a_tpot_target_or_where_it_cannot_be_kept_prefill_goes_on() -> None:

@@ -14,7 +14,7 @@ from engine.serve.loop import StepLoop
     ("credit", "preparing", "cut"),
     [
         ({"interactive": 8, "batch": 2, "+": 4}, 0, {"interactive": 4, "batch": 2}),
-        ({"interactive": 3, "+": 4}, 0, {"interactive": 3, "+": 1}),
+        ({"interactive": 3, "+": 4, "+standard": 2}, 0, {"interactive": 3, "+": 1}),
         ({"interactive": 1, "batch": 2, "+": 2}, 0, {"interactive": 1, "batch": 2, "+": 2}),
         ({"+": 9}, 1, {"+": 3}),
         ({"interactive": 1, "+": 1}, 4, {}),

@@ -57,7 +57,7 @@ class View:
         """The plan admits a newcomer."""
         cost, key = self.admission_cost(s), (s.tier, s.tenant)
         self._counters[key] = self._counters.get(key, 0.0) + cost / s.request.weight
-        self._rows[key] += 1
+        self._move(s, 1)
         self._deficits[s.tier] = self._deficits.get(s.tier, 0.0) + cost
 
     def counter(self, s: Sequence) -> float:
@@ -76,11 +76,28 @@ class View:
     def _rows(self) -> Counter[tuple[int, str]]:
         return Counter([(s.tier, s.tenant) for s in self._running.values()])
 
+    def _move(self, s: Sequence, by: int) -> None:
+        self._rows[s.tier, s.tenant] += by
+        self._most.pop(s.tier, None)
+
+    def park(self, s: Sequence) -> None:
+        """The plan takes a running one's row."""
+        self._move(s, -1)
+
+    def most(self, tier: int) -> int:
+        """Rows of the tier's tenant that has most."""
+        if tier not in self._most:
+            self._most[tier] = max([n for (of, _), n in self._rows.items() if of == tier], default=0)
+        return self._most[tier]
+
     def light(self, s: Sequence) -> bool:
-        """Does its tenant compute in less than half the rows of another of its tier?"""
-        if s.tier not in self._most:
-            self._most[s.tier] = max([n for (tier, _), n in self._rows.items() if tier == s.tier], default=0)
-        return 2 * self._rows[s.tier, s.tenant] + 1 < self._most[s.tier]
+        """Does its tenant ask for no more than its share (the queue tells), and even with a row more have fewer than
+        another of its tier?"""
+        return s.request.light and self._rows[s.tier, s.tenant] + 1 < self.most(s.tier)
+
+    def displaces(self, s: Sequence, running: Sequence) -> bool:
+        """Has a light tenant the better right to the row, because the other's has most of the tier's?"""
+        return self.light(s) and self._rows[running.tier, running.tenant] == self.most(s.tier)
 
     def by_floor(self, s: Sequence) -> bool:
         """Is this the floor's turn: pulled by it, or (with no queue in front) due now; and not spent yet?"""

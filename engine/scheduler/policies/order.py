@@ -114,8 +114,12 @@ class Tiered(Deadline):
         return (view.gate(s), 1.0 if s.late and not s.computed else 0.0)
 
     def reaches(self, tier: int, worst: int) -> bool:
-        return tier < worst
+        return tier <= worst
 
     def evicts(self, waiting: Sequence, running: Sequence, view: View, price: Price) -> bool:
-        """A strictly better tier only: between equals, eviction by slack cost a third of the goodput under load."""
-        return waiting.tier < running.tier
+        """A strictly better tier; of equals a light tenant, where that costs no more than its own prompt. (By slack it
+        cost a third of the goodput under load.) Who was parked evicts no equal: so no two evict each other in turn."""
+        if waiting.tier != running.tier:
+            return waiting.tier < running.tier
+        cheap = not waiting.parks and view.displaces(waiting, running)
+        return cheap and price(running) <= view.cost.prefill_seconds(waiting.known)
