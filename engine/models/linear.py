@@ -16,6 +16,7 @@ Linear = Callable[[Tensor], Tensor]
 """[T, in] to [T, out], in the dtype of its input."""
 
 _ROWS_HINT = 32  # the batch oneDNN lays the weight out for; measured good from 1 to 512 rows
+_MULTIPLES = 32767  # of a row's unit that the scale of one of its blocks may be: they are 15 bits of an instruction
 
 
 def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Linear:
@@ -79,7 +80,7 @@ def int8_refusal(device: str) -> str:
 
 
 def quantised_linear(blocks: Blocks, bias_O: Tensor | None) -> Linear:
-    """A linear layer of weights in blocks, its input rounded to 8 bits for each row and block: llama.cpp's arithmetic.
+    """A linear layer of weights in blocks, its input rounded to 8 bits for each row and block, as llama.cpp does it.
 
     Without a compiler torch multiplies the same rounded numbers in float32: as exact, but slow.
     """
@@ -90,8 +91,13 @@ def quantised_linear(blocks: Blocks, bias_O: Tensor | None) -> Linear:
 
 
 def rounded_rows(x_TI: Tensor) -> Tensor:
-    """float32: every block of 32 numbers as the nearest of 255 levels, the largest at ±127."""
+    """float32: every block of 32 numbers as the nearest of 255 levels, the largest at ±127 or a little less.
+
+    A block's levels are a whole multiple of its row's unit apart, which is that of the row's largest block over 32767.
+    """
     blocks_TBb = x_TI.float().unflatten(-1, (-1, BLOCK))
-    scale_TB1 = blocks_TBb.abs().amax(-1, keepdim=True) / 127
-    levels_TBb = (blocks_TBb / scale_TB1.clamp_min(1e-38)).round()
-    return (levels_TBb * scale_TB1).flatten(-2)
+    peak_TB1 = blocks_TBb.abs().amax(-1, keepdim=True)
+    peak_T11 = peak_TB1.amax(-2, keepdim=True).clamp_min(1e-30)
+    unit_T11 = peak_T11 / (127 * _MULTIPLES)
+    scale_TB1 = unit_T11 * (peak_TB1 * (_MULTIPLES / peak_T11)).ceil().clamp(1, _MULTIPLES)
+    return ((blocks_TBb * (1 / scale_TB1)).round() * scale_TB1).flatten(-2)

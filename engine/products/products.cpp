@@ -4,18 +4,17 @@
 // alone: batch-mates, threads and the split of the work change no bit.
 //
 // Level weights: w = scale · level + least, 32 levels along the input sharing both (GGUF's Q4_1 and Q8_0). Activations
-// are rounded to 8 bits for each row and block; dot products inside a block are exact integers, and one float step adds
-// a block to the sum. A panel's block holds, for each 4 inputs, 16 outputs x 4 bytes (the tile of the dpbusd
-// instruction); of 4-bit levels the low halves are inputs 0 to 15, the high ones 16 to 31. Scales are in half precision.
+// are rounded to 8 bits for each row and block; a block's scale is a whole multiple of the row's unit. Dot products inside
+// a block are exact integers, and one float step adds a block to the sum. A panel's block holds, for each 4 inputs, 16
+// outputs x 4 bytes (the tile of the dpbusd instruction); of 4-bit levels the low halves are inputs 0 to 15, the high ones
+// 16 to 31. Scales of weights are in half precision.
 
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #include <vector>
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
@@ -30,16 +29,18 @@ namespace {
 constexpr int PANEL = 16;              // outputs side by side
 constexpr int BLOCK = 32;              // inputs that share a scale
 constexpr int LEVELS = BLOCK * PANEL;  // of a panel's block
-constexpr int ROW = BLOCK + 8;         // bytes of a row's rounded block: levels, scale, scaled sum
-constexpr int MOST_ROWS = 64;          // rows that share one unpacking of a panel; a multiple of every tile
+constexpr int ROW = BLOCK + 8;         // bytes of a row's rounded block: levels, multiple, sum of levels times that
+constexpr int MOST_ROWS = 120;         // rows that share one unpacking of a panel
 constexpr int FLOAT_ROWS = 48;         // the same for float weights, whose activations are wider
 constexpr int FLOAT_TILE = 6;          // rows whose sums live in registers together: 6 x 16 floats are 12 of AVX2's 16
 constexpr int FLOAT_DEPTH = 384;       // inputs of a panel that stay in the first cache
 constexpr int DEPTH = 24;              // blocks of an unpacked panel that stay in the first cache
-constexpr float TINY = 1e-36f;         // what is smaller rounds to nothing: 127 over it would overflow
+constexpr int MULTIPLES = 32767;       // of its row's unit that a block's scale may be
+constexpr float TINY = 1e-30f;         // a row of nothing larger rounds to nothing: its unit would lose digits
 constexpr long PARTS = 4;              // of the panels, for each thread
 constexpr long PART = 1 << 20;         // multiplications that are worth a part
 constexpr long SERIAL = 1 << 19;       // multiplications below which waking threads costs more than it saves
+constexpr long FEW = 1 << 13;          // numbers that one thread prepares sooner than threads can wait for each other
 
 struct bf16 { uint16_t bits; };
 typedef float v8f __attribute__((vector_size(32)));
@@ -125,34 +126,19 @@ inline float half(uint16_t h) {
 
 // ---- rounding activations
 
-// Levels of `count` rows, block by block: [rows x 32 levels | rows x scale | rows x scale·sum of levels].
-// A number that isn't finite makes its row's scale not-a-number, so that it isn't lost in rounding.
-struct RoundedBlock { float scale, sum; };
-
+// Largest size in a block; not-a-number where one of its numbers isn't finite.
 template <class T>
-inline RoundedBlock round_block(const T* x, int8_t* levels) {
+inline float block_peak(const T* x) {
 #ifdef HAS_AVX2
-    __m256 v[4], peak = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
+    __m256 peak = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
     for (int i = 0; i < 4; i++) {
-        v[i] = (__m256)load8(x + 8 * i);
-        peak = _mm256_max_ps(peak, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v[i]));
-        odd = _mm256_fmadd_ps(v[i], _mm256_setzero_ps(), odd);
+        const __m256 v = (__m256)load8(x + 8 * i);
+        peak = _mm256_max_ps(peak, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v));
+        odd = _mm256_fmadd_ps(v, _mm256_setzero_ps(), odd);
     }
     __m128 top = _mm_max_ps(_mm256_castps256_ps128(peak), _mm256_extractf128_ps(peak, 1));
     top = _mm_max_ps(top, _mm_movehl_ps(top, top));
     const float largest = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
-    const float inverse = largest > TINY ? 127.0f / largest : 0.0f;
-    __m256i n[4];
-    for (int i = 0; i < 4; i++) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
-    const __m256i bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256((__m256i*)levels, bytes);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-    const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
-    const int32_t sum = _mm_cvtsi128_si32(s);
     const bool finite = _mm256_movemask_ps(_mm256_cmp_ps(odd, odd, _CMP_UNORD_Q)) == 0;
 #else
     float largest = 0, odd = 0;
@@ -160,26 +146,68 @@ inline RoundedBlock round_block(const T* x, int8_t* levels) {
         largest = std::max(largest, std::fabs(widen(x[i])));
         odd += widen(x[i]) * 0.0f;
     }
-    const float inverse = largest > TINY ? 127.0f / largest : 0.0f;
     const bool finite = odd == 0;
-    int32_t sum = 0;
-    for (int i = 0; i < BLOCK; i++) {
-        levels[i] = finite ? int8_t(std::nearbyint(widen(x[i]) * inverse)) : 0;
-        sum += levels[i];
-    }
 #endif
-    const float scale = finite ? largest / 127.0f : NAN;
-    return {scale, scale * float(sum)};
+    return finite ? largest : NAN;
 }
 
+// A block's levels, and their sum.
 template <class T>
-void round_rows(const T* x, long inputs, int count, uint8_t* out) {
-    for (int r = 0; r < count; r++) {
-        uint8_t* at = out;
-        for (long k = 0; k < inputs; k += BLOCK, at += count * ROW) {
-            const RoundedBlock b = round_block(x + r * inputs + k, (int8_t*)at + r * BLOCK);
-            std::memcpy(at + count * BLOCK + r * 4, &b.scale, 4);
-            std::memcpy(at + count * (BLOCK + 4) + r * 4, &b.sum, 4);
+inline int32_t round_block(const T* x, float inverse, int8_t* levels) {
+#ifdef HAS_AVX2
+    __m256i n[4];
+    for (int i = 0; i < 4; i++) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps((__m256)load8(x + 8 * i), _mm256_set1_ps(inverse)));
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i*)levels, bytes);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < BLOCK; i++) sum += levels[i] = int8_t(std::nearbyint(widen(x[i]) * inverse));
+    return sum;
+#endif
+}
+
+// Of a row's blocks: what they are multiples of, and by what their numbers are multiplied. All zero for a row of nothing, or
+// of what is no number.
+inline float scale_blocks(const float* peaks, float peak, long blocks, float* multiples, float* inverses) {
+    const bool any = peak > TINY;
+    const float unit = peak / float(127 * MULTIPLES), to_multiples = any ? MULTIPLES / peak : 0.0f;
+    for (long b = 0; b < blocks; b++) {
+        const float multiple = std::ceil(any ? peaks[b] * to_multiples : 0.0f);
+        multiples[b] = multiple < float(MULTIPLES) ? multiple : float(MULTIPLES);
+        inverses[b] = multiple > 0.0f ? 1.0f / (unit * multiples[b]) : 0.0f;
+    }
+    return peak == peak ? unit : NAN;
+}
+
+// Rounds `count` rows, block by block: [rows x 32 levels | rows x multiple | rows x multiple·sum of levels]. The multiple is a
+// float, or twice in 16 bits. A row that isn't all finite has no levels and a unit that is no number, so that it isn't lost.
+template <bool TWICE, class T>
+void round_rows(const T* x, long inputs, int count, uint8_t* out, float* units) {
+    static thread_local std::vector<float> facts;
+    const long blocks = inputs / BLOCK;
+    if (long(facts.size()) < 3 * blocks) facts.resize(3 * blocks);
+    float *peaks = facts.data(), *multiples = peaks + blocks, *inverses = multiples + blocks;
+    for (int r = 0; r < count; r++, x += inputs) {
+        float peak = 0;
+        for (long b = 0; b < blocks; b++) {
+            peaks[b] = block_peak(x + b * BLOCK);
+            peak = peak != peak || peaks[b] <= peak ? peak : peaks[b];  // once it is no number it stays none
+        }
+        units[r] = scale_blocks(peaks, peak, blocks, multiples, inverses);
+        uint8_t* at = out + r * BLOCK;
+        for (long b = 0; b < blocks; b++, at += count * ROW) {
+            const float sum = multiples[b] * float(peak == peak ? round_block(x + b * BLOCK, inverses[b], (int8_t*)at) : 0);
+            if (peak != peak) std::memset(at, 0, BLOCK);
+            const uint32_t twice = uint32_t(multiples[b]) * 0x10001u;
+            uint8_t* facts_at = at + count * BLOCK - r * (BLOCK - 4);
+            std::memcpy(facts_at, TWICE ? (const void*)&twice : &multiples[b], 4);
+            std::memcpy(facts_at + count * 4, &sum, 4);
         }
     }
 }
@@ -202,7 +230,9 @@ struct Ahead {
 constexpr long packed_bytes(int bits) { return bits == 4 ? LEVELS / 2 + 4 * PANEL : LEVELS + 2 * PANEL; }
 
 struct Plain {
-    static constexpr int TILE = 4, DIRECT = 1 << 30;  // never unpacks
+    static constexpr int DIRECT = 1 << 30;  // never unpacks
+    static constexpr int tile(int) { return 4; }
+    static constexpr bool twice(int) { return false; }  // how a row's multiples are given
     static constexpr long unpacked_bytes(int) { return 1; }
     static void unpack(const uint8_t*, int, uint8_t*, long) {}
 
@@ -245,17 +275,19 @@ inline void pin(__m256i& v) { asm("" : "+x"(v)); }
 // Keeps the sums in memory between blocks: left alone, GCC carries copies of them along on the stack as well.
 inline void pin(float*& p) { asm("" : "+r"(p)); }
 
-// The float step of 8 outputs: sums + dot·(weight scale · row scale) + least · scaled sum of the row.
-inline void add8(float* sums, __m256i dot, __m256 scale, __m256 least, const uint8_t* row_scale, const uint8_t* row_sum) {
-    const __m256 both = _mm256_mul_ps(scale, spread(row_scale));
-    const __m256 s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), both, _mm256_loadu_ps(sums));
-    _mm256_storeu_ps(sums, _mm256_fmadd_ps(least, spread(row_sum), s));
+// The float step of 8 outputs: sums + dot · scale + least · sum of the row's levels.
+inline void add8(float* sums, __m256i dot, __m256 scale, __m256 least, __m256 row_sum) {
+    const __m256 s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_loadu_ps(sums));
+    _mm256_storeu_ps(sums, _mm256_fmadd_ps(least, row_sum, s));
 }
 
 // 4 bits are the unsigned side of maddubs: 8 products of a pair are at most 8·2·15·127 = 30480, so a block is summed in 16 bits.
+// As the multiples of rows have 15 bits, one instruction multiplies such sums by them and adds two: at most 2·30480·32767.
 // 8 bits, around 128, are two such halves: 16·high + low - 128.
 struct Avx2 {
-    static constexpr int TILE = 4, DIRECT = 4;
+    static constexpr int DIRECT = 5;
+    static constexpr int tile(int bits) { return bits == 4 ? 5 : 4; }
+    static constexpr bool twice(int bits) { return bits == 4; }
     static constexpr long unpacked_bytes(int bits) { return LEVELS * (bits / 4) + 8 * PANEL; }
 
     // Levels as bytes (8 bits: low halves, then high ones), then scale and least as floats.
@@ -315,7 +347,7 @@ struct Avx2 {
                            : q % 2 ? high4(bytes32(w + q / 2 * 64 + 32 * p)) : low4(bytes32(w + q / 2 * 64 + 32 * p));
                     pin(v[p]);
                 }
-#pragma GCC unroll 4
+#pragma GCC unroll 5
                 for (int r = 0; r < R; r++) {
                     const __m256i x = spread4(a + r * BLOCK + 4 * (!PACKED ? q : q % 2 ? 4 + q / 2 : q / 2));
 #pragma GCC unroll 2
@@ -329,12 +361,14 @@ struct Avx2 {
             __m256 scale[2], least[2];
             scales<PACKED, 4>(w, 0, scale[0], least[0]);
             scales<PACKED, 4>(w, 1, scale[1], least[1]);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++)
+#pragma GCC unroll 5
+            for (int r = 0; r < R; r++) {
+                const __m256i multiple = spread4(a + R * BLOCK + 4 * r);
+                const __m256 row_sum = spread(a + R * (BLOCK + 4) + 4 * r);
 #pragma GCC unroll 2
                 for (int p = 0; p < 2; p++)
-                    add8(sums + r * PANEL + 8 * p, _mm256_madd_epi16(s[r][p], _mm256_set1_epi16(1)), scale[p], least[p],
-                         a + R * BLOCK + 4 * r, a + R * (BLOCK + 4) + 4 * r);
+                    add8(sums + r * PANEL + 8 * p, _mm256_madd_epi16(s[r][p], multiple), scale[p], least[p], row_sum);
+            }
         }
     }
 
@@ -377,8 +411,8 @@ struct Avx2 {
                 for (int r = 0; r < COUNT; r++) {
                     const __m256i dot = _mm256_add_epi32(_mm256_madd_epi16(low[r][p], _mm256_set1_epi16(1)),
                                                          _mm256_madd_epi16(high[r][p], _mm256_set1_epi16(16)));
-                    add8(sums + r * PANEL + 8 * p, dot, scale, least, a + R * BLOCK + 4 * (FIRST + r),
-                         a + R * (BLOCK + 4) + 4 * (FIRST + r));
+                    const __m256 both = _mm256_mul_ps(scale, spread(a + R * BLOCK + 4 * (FIRST + r)));
+                    add8(sums + r * PANEL + 8 * p, dot, both, least, spread(a + R * (BLOCK + 4) + 4 * (FIRST + r)));
                 }
             }
         }
@@ -389,7 +423,9 @@ struct Avx2 {
 #ifdef HAS_VNNI
 // dpbusd multiplies unsigned levels by signed ones and sums fours in 32 bits; 8-bit levels lie around 128.
 struct Vnni {
-    static constexpr int TILE = 8, DIRECT = 8;
+    static constexpr int DIRECT = 8;
+    static constexpr int tile(int) { return 8; }
+    static constexpr bool twice(int) { return false; }
     static constexpr long unpacked_bytes(int) { return LEVELS + 8 * PANEL; }
 
     static __m512 scale_of(const uint8_t* w, long levels) {
@@ -452,52 +488,68 @@ struct Vnni {
 
 // ---- sharing out the work
 
-// What a thread made of the groups of rows that it took parts of.
+// Room for what the threads of a call share; it only grows.
 template <class E>
-struct Scratch {
-    std::vector<std::vector<E>> held;  // only grow: clearing them again would cost as much as a row
-    std::vector<long> calls;
-    // Room for `size` of a group; whether it has to be made.
-    std::pair<E*, bool> at(long call, size_t group, size_t size) {
-        if (held.size() <= group) held.resize(group + 1), calls.resize(group + 1);
-        if (held[group].size() < size) held[group].resize(size);
-        const bool fresh = calls[group] != call;
-        calls[group] = call;
-        return {held[group].data(), fresh};
-    }
-};
-long next_call() {
-    static std::atomic<long> calls{0};
-    return ++calls;
+E* scratch(size_t size) {
+    static thread_local std::vector<E> held;
+    if (held.size() < size) held.resize(size);
+    return held.data();
 }
 
-// Runs body(number of the group, first row, rows, first panel, end) for groups of rows and parts of the panels. Threads take
-// parts as they get done: one that a neighbour keeps off its core holds up no more than the part it has. All groups come for a
-// part before the next part does: its weights come from memory once.
-template <class Body>
-void share(long rows, int group, const Weights& w, Body body) {
+// Rows in equal tiles, or nearly so, of `most` at the most.
+struct Tiles {
+    long rows;
+    int most;
+    int count() const { return int((rows + most - 1) / most); }
+    long start(int t) const { return rows * t / count(); }
+    int rows_of(int t) const { return int(start(t + 1) - start(t)); }
+};
+
+// Runs prepare(first row, rows) for the tiles of all groups of rows, and when all are done body(first row, rows, first panel,
+// end) for groups of rows and parts of the panels. Threads take both as they get done: one that a neighbour keeps off its core
+// holds up no more than the part it has. All groups come for a part before the next part does: its weights come from memory
+// once.
+template <class Prepare, class Body>
+void share(long rows, int tile, int group, const Weights& w, Prepare prepare, Body body) {
+    const long whole = (group + tile - 1) / tile;  // tiles of a whole group
     const long groups = (rows + group - 1) / group, panels = w.panels() >> w.gated, work = rows * w.outputs * w.inputs;
     const long threads = work > SERIAL ? omp_get_max_threads() : 1;
     const long parts = threads == 1 ? 1 : std::min(panels, threads * std::clamp(work / groups / threads / PART, 1L, PARTS));
-#pragma omp parallel for schedule(dynamic) if (threads > 1)
-    for (long i = 0; i < groups * parts; i++) {
-        const long first = i % groups * group, part = i / groups;
-        body(i % groups, first, std::min<long>(group, rows - first), panels * part / parts << w.gated,
-             panels * (part + 1) / parts << w.gated);
+    const auto prepare_tile = [&](long i) {
+        const long first = i / whole * group, t = i % whole;
+        const Tiles tiles{std::min<long>(group, rows - first), tile};
+        if (t < tiles.count()) prepare(first + tiles.start(t), tiles.rows_of(t));
+    };
+    const bool few = rows * w.inputs <= FEW;
+    for (long i = 0; i < groups * whole && few; i++) prepare_tile(i);
+#pragma omp parallel if (threads > 1)
+    {
+        if (!few) {
+#pragma omp for schedule(dynamic)
+            for (long i = 0; i < groups * whole; i++) prepare_tile(i);
+        }
+#pragma omp for schedule(dynamic) nowait
+        for (long i = 0; i < groups * parts; i++) {
+            const long first = i % groups * group, part = i / groups;
+            body(first, std::min<long>(group, rows - first), panels * part / parts << w.gated,
+                 panels * (part + 1) / parts << w.gated);
+        }
     }
 }
 
-// A panel's sums of `rows` rows, at sums, into the results. With gates, of two panels: the other's sums are at `passing`.
+// A panel's sums of `rows` rows, at sums, times the rows' units (null: 1), into the results. With gates, of two panels: the
+// other's sums are at `passing`.
 template <class T>
-void write(const Weights& w, long panel, const float* sums, const float* passing, T* out, long rows) {
+void write(const Weights& w, long panel, const float* sums, const float* passing, const float* units, T* out, long rows) {
     const long first = panel * PANEL, count = std::min<long>(PANEL, w.outputs - first), width = w.results();
     alignas(32) float bias[2 * PANEL] = {};
     if (w.bias) std::copy(w.bias + first, w.bias + std::min(first + (PANEL << w.gated), w.outputs), bias);
     for (long r = 0; r < rows; r++) {
+        const float unit = units ? units[r] : 1.0f;
         T whole[PANEL], *place = out + r * width + (first >> w.gated), *target = count == PANEL ? place : whole;
         for (int i = 0; i < PANEL; i += 8) {
-            v8f v = load8(sums + r * PANEL + i) + load8(bias + i);
-            if (w.gated) v = silu(v) * (load8(passing + r * PANEL + i) + load8(bias + PANEL + i));
+            v8f v = load8(sums + r * PANEL + i) * unit + load8(bias + i);
+            if (w.gated) v = silu(v) * (load8(passing + r * PANEL + i) * unit + load8(bias + PANEL + i));
             store8(target + i, v);
         }
         if (count < PANEL) std::copy(whole, whole + count, place);
@@ -512,8 +564,9 @@ void add_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long bl
         case 3: return V::template add<PACKED, BITS, 3>(w, a, sums, blocks, ahead);
         case 4: return V::template add<PACKED, BITS, 4>(w, a, sums, blocks, ahead);
     }
-    if constexpr (V::TILE == 8) switch (rows) {
-        case 5: return V::template add<PACKED, BITS, 5>(w, a, sums, blocks, ahead);
+    if constexpr (V::tile(BITS) >= 5)
+        if (rows == 5) return V::template add<PACKED, BITS, 5>(w, a, sums, blocks, ahead);
+    if constexpr (V::tile(BITS) == 8) switch (rows) {
         case 6: return V::template add<PACKED, BITS, 6>(w, a, sums, blocks, ahead);
         case 7: return V::template add<PACKED, BITS, 7>(w, a, sums, blocks, ahead);
         case 8: return V::template add<PACKED, BITS, 8>(w, a, sums, blocks, ahead);
@@ -522,48 +575,55 @@ void add_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long bl
 
 // Up to MOST_ROWS rows, rounded in tiles, times panels [first, end).
 template <class V, int BITS, class T>
-void levels_of_rows(const Weights& w, const uint8_t* rounded, T* out, int rows, long first, long end) {
+void levels_of_rows(const Weights& w, const uint8_t* rounded, const float* units, T* out, int rows, long first, long end) {
     alignas(64) float both[2][MOST_ROWS * PANEL];  // of a panel, or of a gate's and the one it lets through
     alignas(64) static thread_local uint8_t panel[DEPTH * V::unpacked_bytes(BITS)];
-    const long blocks = w.blocks(), step = packed_bytes(BITS) * V::TILE / rows + 1;
+    const long blocks = w.blocks();
+    const Tiles tiles{rows, V::tile(BITS)};
     for (long p = first; p < end; p++) {
         float* sums = both[p & w.gated];
         std::fill(sums, sums + rows * PANEL, 0.0f);
         const uint8_t* packed = w.data + p * blocks * packed_bytes(BITS);
         if (rows <= V::DIRECT) {
             const Ahead ahead{(const char*)packed + 8 * packed_bytes(BITS), packed_bytes(BITS)};
-            for (int r = 0; r < rows; r += V::TILE)
-                add_tile<V, true, BITS>(std::min(V::TILE, rows - r), packed, rounded + r * blocks * ROW, sums + r * PANEL, blocks,
-                                        ahead);
+            for (int t = 0; t < tiles.count(); t++)
+                add_tile<V, true, BITS>(tiles.rows_of(t), packed, rounded + tiles.start(t) * blocks * ROW,
+                                        sums + tiles.start(t) * PANEL, blocks, ahead);
         } else {
+            const long step = packed_bytes(BITS) / tiles.count() + 1;
             for (long b = 0; b < blocks; b += DEPTH) {
                 const long depth = std::min<long>(DEPTH, blocks - b);
                 V::unpack(packed + b * packed_bytes(BITS), BITS, panel, depth);
                 const char* next = (const char*)packed + (b + depth) * packed_bytes(BITS);
-                for (int r = 0; r < rows; r += V::TILE) {
-                    const int count = std::min(V::TILE, rows - r);
-                    add_tile<V, false, BITS>(count, panel, rounded + r * blocks * ROW + b * count * ROW, sums + r * PANEL, depth,
-                                             {next + r / V::TILE * depth * step, step});
+                for (int t = 0; t < tiles.count(); t++) {
+                    const int count = tiles.rows_of(t);
+                    add_tile<V, false, BITS>(count, panel, rounded + (tiles.start(t) * blocks + b * count) * ROW,
+                                             sums + tiles.start(t) * PANEL, depth, {next + t * depth * step, step});
                 }
             }
         }
-        if ((p & w.gated) == w.gated) write(w, p - w.gated, both[0], both[1], out, rows);
+        if ((p & w.gated) == w.gated) write(w, p - w.gated, both[0], both[1], units, out, rows);
     }
+}
+
+template <class V, int BITS, class T>
+void times_levels(const Weights& w, const T* x, T* out, long rows) {
+    const long size = w.blocks() * ROW;
+    uint8_t* rounded = scratch<uint8_t>(rows * size);
+    float* units = scratch<float>(rows);
+    share(rows, V::tile(BITS), MOST_ROWS, w,
+          [&](long row, int count) {
+              round_rows<V::twice(BITS)>(x + row * w.inputs, w.inputs, count, rounded + row * size, units + row);
+          },
+          [&](long row, int count, long first, long end) {
+              levels_of_rows<V, BITS>(w, rounded + row * size, units + row, out + row * w.results(), count, first, end);
+          });
 }
 
 template <class V, class T>
 void times_levels(const Weights& w, const T* x, T* out, long rows) {
-    const long call = next_call();
-    share(rows, MOST_ROWS, w, [&](long group, long row, int count, long panel, long panel_end) {
-        static thread_local Scratch<uint8_t> rounded;
-        const auto [levels, fresh] = rounded.at(call, group, count * w.blocks() * ROW);
-        if (fresh)
-            for (int r = 0; r < count; r += V::TILE)
-                round_rows(x + (row + r) * w.inputs, w.inputs, std::min(V::TILE, count - r), levels + r * w.blocks() * ROW);
-        T* target = out + row * w.results();
-        if (w.bits == 4) levels_of_rows<V, 4>(w, levels, target, count, panel, panel_end);
-        else levels_of_rows<V, 8>(w, levels, target, count, panel, panel_end);
-    });
+    if (w.bits == 4) times_levels<V, 4>(w, x, out, rows);
+    else times_levels<V, 8>(w, x, out, rows);
 }
 
 // ---- float weights
@@ -625,32 +685,35 @@ void add_floats_any(int rows, const W* w, const float* x, long stride, float* su
 template <class W>
 void floats_of_rows(const W* panel, const float* x, long inputs, float* sums, int rows) {
     constexpr long BYTES = PANEL * sizeof(W);
-    const long tiles = (rows + FLOAT_TILE - 1) / FLOAT_TILE, every = tiles * Ahead::LINE / BYTES;
-    const auto start = [&](long t) { return rows * t / tiles; };
+    const Tiles tiles{rows, FLOAT_TILE};
+    const long every = tiles.count() * Ahead::LINE / BYTES;
     for (long k = 0; k < inputs; k += FLOAT_DEPTH) {
         const long depth = std::min<long>(FLOAT_DEPTH, inputs - k);
         const char* next = (const char*)(panel + (k + depth) * PANEL);
-        for (long t = 0; t < tiles; t++)
-            add_floats_any(start(t + 1) - start(t), panel + k * PANEL, x + start(t) * inputs + k, inputs, sums + start(t) * PANEL,
-                           depth, every, {next + depth * BYTES * t / tiles, Ahead::LINE});
+        for (int t = 0; t < tiles.count(); t++)
+            add_floats_any(tiles.rows_of(t), panel + k * PANEL, x + tiles.start(t) * inputs + k, inputs,
+                           sums + tiles.start(t) * PANEL, depth, every,
+                           {next + depth * BYTES * t / tiles.count(), Ahead::LINE});
     }
 }
 
 template <class W, class T>
 void times_floats(const Weights& w, const T* x, T* out, long rows) {
-    const long call = next_call();
-    share(rows, FLOAT_ROWS, w, [&](long group, long row, int count, long first, long end) {
-        static thread_local Scratch<float> scratch;
-        alignas(64) float both[2][FLOAT_ROWS * PANEL];
-        const auto [wide, fresh] = scratch.at(call, group, count * w.inputs);
-        if (fresh)
-            for (long i = 0; i < count * w.inputs; i++) wide[i] = widen(x[row * w.inputs + i]);
-        for (long p = first; p < end; p++) {
-            std::fill(both[p & w.gated], both[p & w.gated] + count * PANEL, 0.0f);
-            floats_of_rows((const W*)w.data + p * w.inputs * PANEL, wide, w.inputs, both[p & w.gated], count);
-            if ((p & w.gated) == w.gated) write(w, p - w.gated, both[0], both[1], out + row * w.results(), count);
-        }
-    });
+    float* wide = scratch<float>(rows * w.inputs);
+    share(rows, FLOAT_TILE, FLOAT_ROWS, w,
+          [&](long row, int count) {
+              for (long i = row * w.inputs; i < (row + count) * w.inputs; i++) wide[i] = widen(x[i]);
+          },
+          [&](long row, int count, long first, long end) {
+              alignas(64) float both[2][FLOAT_ROWS * PANEL];
+              for (long p = first; p < end; p++) {
+                  float* sums = both[p & w.gated];
+                  std::fill(sums, sums + count * PANEL, 0.0f);
+                  floats_of_rows((const W*)w.data + p * w.inputs * PANEL, wide + row * w.inputs, w.inputs, sums, count);
+                  if ((p & w.gated) == w.gated)
+                      write(w, p - w.gated, both[0], both[1], nullptr, out + row * w.results(), count);
+              }
+          });
 }
 
 template <class T>

@@ -60,6 +60,7 @@ def test_levels(rows: int, outputs: int, inputs: int, bits: int, dtype: torch.dt
     blocks, bias = random_blocks(bits, outputs, inputs), torch.randn(outputs)
     x = (torch.randn(rows, inputs) * torch.logspace(-3, 3, rows).unsqueeze(1)).to(dtype)
     x[0, :32] = 0
+    x[:, 32:64] *= 1e-3  # a block whose scale is a small multiple of its row's unit
     wanted = rounded_rows(x).double() @ blocks.floats().double().T + bias
     for variant in products.variants():
         layer = products.levels(blocks, bias, variant=variant)
@@ -67,6 +68,16 @@ def test_levels(rows: int, outputs: int, inputs: int, bits: int, dtype: torch.dt
         # A number halfway between two levels may be rounded either way, hence more than float's own error.
         assert (result.double() - wanted).norm() <= (TOLERANCE[dtype] + 2e-4) * wanted.norm()
         assert_alone_as_in_company(layer, x, result)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_sums_fit(products: Products, bits: int, sign: float) -> None:
+    raw = torch.full((20, 3, 20 if bits == 4 else 34), 0xFF if bits == 4 else 0x7F, dtype=torch.uint8)
+    raw[..., : 4 if bits == 4 else 2] = torch.ones(20, 3, 2 if bits == 4 else 1).half().view(torch.uint8)
+    blocks, x = Blocks(bits, raw.flatten(1)), torch.full((7, 96), sign)
+    for variant in products.variants():
+        torch.testing.assert_close(products.levels(blocks, variant=variant)(x), x @ blocks.floats().T)
 
 
 @settings(derandomize=True, max_examples=15, deadline=None)

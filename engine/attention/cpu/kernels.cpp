@@ -11,7 +11,7 @@
 #include <cstring>
 #include <type_traits>
 #include <vector>
-#ifdef __AVX2__
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 
@@ -29,6 +29,7 @@ constexpr int SPAN = GROUP / LANES;
 constexpr int MICRO = 12 / SPAN; // queries at a time: MICRO * SPAN accumulators, keys and a query fit 16 registers
 constexpr int KEYS = 128;        // keys per round of the online softmax; a multiple of GROUP
 constexpr int TILE = 24;         // queries that share one pass over the keys
+constexpr int PADDED_TILE = 32;  // the same in whole vectors
 constexpr int MAX_HEAD = 256;
 constexpr long SERIAL = 1 << 14; // elements below which waking threads costs more than it saves
 
@@ -115,8 +116,21 @@ inline void store1(bf16* p, float f) {
     p->bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 inline vf splat(float x) { return x - vf{}; }
+#if defined(__AVX__) && !defined(__AVX512F__)  // left alone, GCC takes the numbers of a register one by one
+inline float largest(vf v) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+inline float sum(vf v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+#else
 inline float sum(vf v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
 inline float largest(vf v) { float m = v[0]; for (int i = 1; i < LANES; i++) m = std::max(m, v[i]); return m; }
+#endif
 
 inline vi lanes() { vi v; for (int i = 0; i < LANES; i++) v[i] = i; return v; }
 
@@ -213,7 +227,8 @@ void rotate_and_store(T* qkv, const float* rotary, const int32_t* positions, con
 struct Queries {
     alignas(64) float q[TILE * MAX_HEAD];    // scaled by log2(e)/sqrt(dim): scores are exponents of 2
     alignas(64) float out[TILE * MAX_HEAD];
-    float top[TILE], mass[TILE];
+    alignas(64) float top[PADDED_TILE];
+    float mass[TILE];
     long limit[TILE];                        // keys that a query may see
 };
 
@@ -240,8 +255,8 @@ template <int M, class T>
     }
 }
 
-// One query's scores of a round, `seen` of `count` keys visible, become weights; what it has so far shrinks to match.
-inline void soften(Queries& tile, int m, float* s, long seen, long count, long dim) {
+// The largest of `count` scores, of which the first `seen` are visible; the others become weightless.
+inline float peak_of(float* s, long seen, long count) {
     const vf lane = __builtin_convertvector(lanes(), vf);
     vf peak = splat(-INFINITY);
     for (long k = 0; k < count; k += LANES) {
@@ -252,18 +267,18 @@ inline void soften(Queries& tile, int m, float* s, long seen, long count, long d
         }
         peak = v > peak ? v : peak;
     }
-    const float before = tile.top[m], now = std::max(before, largest(peak));
+    return largest(peak);
+}
+
+// Scores become weights; returns their sum.
+inline float weigh(float* s, float top, long count) {
     vf total{};
     for (long k = 0; k < count; k += LANES) {
-        const vf p = power2(load(s + k) - now);
+        const vf p = power2(load(s + k) - top);
         total += p;
         store(s + k, p);
     }
-    const float shrink = before == now ? 1.0f : power2(splat(before - now))[0];
-    tile.mass[m] = tile.mass[m] * shrink + sum(total);
-    tile.top[m] = now;
-    if (shrink != 1.0f)
-        for (long d = 0; d < dim; d += LANES) store(tile.out + m * dim + d, load(tile.out + m * dim + d) * shrink);
+    return sum(total);
 }
 
 // Where the keys and values of one kv head lie, a round's GROUPs of them; other heads' lie `head_stride` further each.
@@ -323,6 +338,27 @@ inline void with_constant(int count, F run) {
     run(std::integral_constant<int, M>{});
 }
 
+// The scores of a round become weights, and what each query has so far shrinks to match. A query takes `counts` of the round's
+// keys; those it may not see weigh nothing.
+template <class T>
+void soften(Queries& tile, int queries, const long* counts, float* s, const Round<T>& round) {
+    alignas(64) float top[PADDED_TILE], shrink[PADDED_TILE];
+    const long dim = round.dim;
+    for (int m = 0; m < queries; m++) {
+        const long seen = tile.limit[m] - round.begin;
+        top[m] = counts[m] > 0 ? std::max(tile.top[m], peak_of(s + m * KEYS, seen, counts[m])) : tile.top[m];
+    }
+    for (int m = 0; m < queries; m += LANES) store(shrink + m, power2(load(tile.top + m) - load(top + m)));
+    for (int m = 0; m < queries; m++) {
+        if (counts[m] <= 0) continue;
+        if (round.begin > 0 && tile.top[m] != top[m])
+            for (long d = 0; d < dim; d += LANES) store(tile.out + m * dim + d, load(tile.out + m * dim + d) * shrink[m]);
+        const float total = weigh(s + m * KEYS, top[m], counts[m]);
+        tile.mass[m] = round.begin > 0 ? tile.mass[m] * shrink[m] + total : total;
+        tile.top[m] = top[m];
+    }
+}
+
 // A round for `each` queries of each of `heads` kv heads that lie side by side. All queries take a group of keys before the next
 // group, and all heads of a block before the next block, since what memory takes longest for is a new place.
 template <class T>
@@ -345,10 +381,11 @@ void attend_round(Queries& tile, int each, int heads, const Round<T>& round) {
                               s + at * KEYS + k);
                 });
         });
+    long counts[TILE];
     each_run([&](int, int at, int count, long seen) {
-        for (int m = at; m < at + count && seen > 0; m++)
-            soften(tile, m, s + m * KEYS, tile.limit[m] - round.begin, (seen + GROUP - 1) / GROUP * GROUP, dim);
+        std::fill(counts + at, counts + at + count, (seen + GROUP - 1) / GROUP * GROUP);
     });
+    soften(tile, each * heads, counts, s, round);
     const long stretch = heads > 1 ? GROUP : KEYS;
     for (long k = 0; k < round.end - round.begin; k += stretch)
         each_run([&](int h, int at, int count, long seen) {
@@ -365,33 +402,37 @@ template <class T>
 void attend(const Unit& unit, Queries& tile, const T* qkv, T* out, const int32_t* starts, const int32_t* contexts,
             const int32_t* table, const T* data, const Layout& at) {
     const long group = at.heads / at.kv_heads, begin = starts[unit.row], tokens = starts[unit.row + 1] - begin;
-    const float scale = LOG2_E / std::sqrt(float(at.dim));
+    const long dim = at.dim, heads = at.heads, width = at.width(), limit = contexts[unit.row] - tokens + 1;
+    const float scale = LOG2_E / std::sqrt(float(dim));
     const int each = unit.count * group, count = each * unit.heads;
-    const auto token_of = [&](int m) { return unit.first + m % each / group; };
-    const auto head_of = [&](int m) { return (unit.head + m / each) * group + m % group; };
-    for (int m = 0; m < count; m++) {
-        const T* q = qkv + (begin + token_of(m)) * at.width() + head_of(m) * at.dim;
-        for (long d = 0; d < at.dim; d += LANES) {
-            store(tile.q + m * at.dim + d, load(q + d) * scale);
-            store(tile.out + m * at.dim + d, vf{});
+    const auto each_query = [&](auto run) {  // in the tile's order: by kv head, token and head
+        int m = 0;
+        for (int h = unit.head; h < unit.head + unit.heads; h++)
+            for (int t = unit.first; t < unit.first + unit.count; t++)
+                for (long g = 0; g < group; g++) run(m++, t, h * group + g);
+    };
+    each_query([&](int m, int token, long head) {
+        const T* q = qkv + (begin + token) * width + head * dim;
+        for (long d = 0; d < dim; d += LANES) {
+            store(tile.q + m * dim + d, load(q + d) * scale);
+            store(tile.out + m * dim + d, vf{});
         }
         tile.top[m] = -INFINITY;
-        tile.mass[m] = 0;
-        tile.limit[m] = contexts[unit.row] - tokens + token_of(m) + 1;
-    }
+        tile.limit[m] = limit + token;
+    });
     const long last = tile.limit[count - 1];
     for (long k = 0; k < last; k += KEYS)
         attend_round(tile, each, unit.heads, Round<T>(data, at, table, unit.head, k, last));
-    for (int m = 0; m < count; m++) {
+    each_query([&](int m, int token, long head) {
         const float inverse = 1.0f / tile.mass[m];
-        T* target = out + ((begin + token_of(m)) * at.heads + head_of(m)) * at.dim;
-        for (long d = 0; d < at.dim; d += PAIR * LANES) {
+        T* target = out + ((begin + token) * heads + head) * dim;
+        for (long d = 0; d < dim; d += PAIR * LANES) {
             vf v[PAIR];
-            for (int i = 0; i < PAIR; i++) v[i] = load(tile.out + m * at.dim + d + i * LANES) * inverse;
+            for (int i = 0; i < PAIR; i++) v[i] = load(tile.out + m * dim + d + i * LANES) * inverse;
             in_order<PAIR, T>(v);
             for (int i = 0; i < PAIR; i++) store(target + d + i * LANES, v[i]);
         }
-    }
+    });
 }
 
 template <class T>
