@@ -203,7 +203,8 @@ local function choose(p, pool, tier)
 end
 
 -- (tier, member, by floor, express, light) of the next request; nil when credit or queue is used up. `express` names the credit
--- for light tenants that it used: '+', or '+tier' for rows that heavy ones have to give up; nil: that of the tiers.
+-- for light tenants that it used: '+', or '+tier' for rows that heavy ones have to give up, where there are any; nil: that of the
+-- tiers.
 local function fair_pick(p, pool, credit, lines)
   local tiers, spare = queued_tiers(p, pool), credit['+'] or 0
   local free = spare > kept(p, pool)
@@ -219,7 +220,8 @@ local function fair_pick(p, pool, credit, lines)
   end
   for _, t in ipairs(tiers) do
     local express = spare > 0 and '+' or '+' .. t[1]
-    for _, late in ipairs((credit[express] or 0) > 0 and {false, true} or {}) do
+    local open = (credit[express] or 0) > 0 and (spare > 0 or lines[t[1]].limit)
+    for _, late in ipairs(open and {false, true} or {}) do
       for _, member in ipairs(heads(p, pool, t[1], late)) do
         if is_light(p, pool, t[1], member, lines[t[1]]) then return t[1], member, 0, express, true end
       end

@@ -181,7 +181,7 @@ class FairQueue:
         A floor that is due goes first; then the best tier with credit. In a tier: the oldest head (the least slack, as
         a tier has one deadline) among the tenants within Δ of the least served; the least served when none is. Credit
         under the name "+" is anyone's, but for the rows kept: those take the oldest head of a light tenant, as does
-        credit under "+tier" (rows that heavy ones have to give up).
+        credit under "+tier" (rows that heavy ones have to give up, where there are any).
         """
         spare = credit.get("+", 0)
         free = spare > self._kept()
@@ -195,7 +195,7 @@ class FairQueue:
                     return Pick(tier, member, by_floor, "" if slots else "+", light)
         for tier, _ in tiers:
             express = "+" if spare > 0 else f"+{tier}"
-            if credit.get(express, 0) <= 0:
+            if credit.get(express, 0) <= 0 or (express != "+" and lines[tier][1] is None):
                 continue
             for member in (member for late in (False, True) for _, member in heads(tier, late)[:HEADS]):
                 if self._is_light(tier, member, lines[tier]):

@@ -591,13 +591,15 @@ local function admit(_, args)
   return cjson.encode({code = code, depth = depth, retry_after_s = retry or cjson.null, detail = detail or '', limits = rows})
 end
 
--- Requests that are on their way to an engine were not in its books when it offered this credit.
+-- Requests that are on their way to an engine were not in its books when it offered this credit. They take its rows from
+-- every tier at once, and when that is not enough those under '+'.
 local function less_what_comes(p, engine, known, credit)
-  local coming = redis.call('SCARD', p .. 'engreq:' .. engine) - known
+  local coming, most, express = redis.call('SCARD', p .. 'engreq:' .. engine) - known, 0, credit['+'] or 0
   if coming <= 0 then return end
   for tier, slots in pairs(credit) do
-    if kind_of(tier) ~= '+' then credit[tier] = slots - coming end
+    if kind_of(tier) ~= '+' then credit[tier], most = slots - coming, math.max(most, slots) end
   end
+  credit['+'] = math.min(express, math.max(0, most + express - coming))
 end
 
 -- pull(prefix, pool, engine, credit, lease_ms, tokens, known)

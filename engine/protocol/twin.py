@@ -140,9 +140,12 @@ class Twin(State):
             return Pull((), (), registered=False)
         self.engines[pool][engine] = now + lease_ms
         left = dict(credit)
-        if known is not None:
-            coming = max(0, len(self.those(lambda r: r.state == "running" and r.engine == engine)) - known)
+        has = len(self.those(lambda r: r.state == "running" and r.engine == engine))
+        if known is not None and has > known:
+            coming, express = has - known, credit.get("+", 0)
+            most = max([0, *(slots for tier, slots in credit.items() if tier[0] != "+")])
             left = {tier: slots if tier[0] == "+" else slots - coming for tier, slots in credit.items()}
+            left["+"] = min(express, max(0, most + express - coming))
         taken = list(self._taken(now, pool, engine, left, _SCAN_LIMIT))
         room = tokens - sum(r.a.prompt_tokens for r, _ in taken)
         stood = self.standing[pool].get(engine)

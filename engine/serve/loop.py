@@ -69,7 +69,7 @@ class StepLoop:
         self._drain_until: float | None = None
         self.drain_s = drain_s
         self._exit: int | None = None
-        self._evictable: dict[int, int] = {}
+        self._evictable: dict[int, tuple[int, int]] = {}
         self._nudged_at = 0.0
         self._held_back = False
         """Credit was cut because too much is under preparation: the puller waits to be told when it is not."""
@@ -245,21 +245,21 @@ class StepLoop:
         and queued, ask for no more rows than an equal share (see `engine.protocol.fair`). Under "+tier" rows that they
         may take from the tier's largest tenant.
 
-        What a tier could evict is offered one step later, so that idle engines pull first.
+        What could be evicted is offered one step later, so that idle engines pull first.
         """
         credit: dict[str, int] = {}
-        evictable: dict[int, int] = {}
+        evictable: dict[int, tuple[int, int]] = {}
         for rank, room in rooms.items():
             name = self.link.tiers.get(rank)
             if name is None:
                 continue
-            evictable[rank] = room.evictable_slots if room.evictable_tokens > 0 else 0
-            slots = room.slots if room.tokens > 0 else 0
-            slots += min(evictable[rank], self._evictable.get(rank, 0))
+            evictable[rank] = (room.evictable_slots if room.evictable_tokens > 0 else 0, room.light_slots)
+            worse, light = map(min, evictable[rank], self._evictable.get(rank, (0, 0)))
+            slots = (room.slots if room.tokens > 0 else 0) + worse
             if slots > 0:
                 credit[name] = slots
-            if room.light_slots > 0:
-                credit[f"+{name}"] = room.light_slots
+            if light > 0:
+                credit[f"+{name}"] = light
             if room.express_slots > 0:
                 credit["+"] = room.express_slots
         self._evictable = evictable

@@ -64,7 +64,7 @@ class Engine:
         self.outcome = StepOutcome(0)
         self.steps = self.computed = self.recomputed = self.swaps = 0
         self.busy_s = 0.0
-        self.evictable: dict[int, int] = {}
+        self.evictable: dict[int, tuple[int, int]] = {}
         self.asleep = True
 
     def credit(self, now: float) -> dict[str, int]:
@@ -73,12 +73,12 @@ class Engine:
             return {}
         offered, evictable = {}, {}
         for rank, room in self.scheduler.room(now).items():
-            evictable[rank] = room.evictable_slots
-            slots = (room.slots if room.tokens > 0 else 0) + min(room.evictable_slots, self.evictable.get(rank, 0))
-            if slots:
+            evictable[rank] = room.evictable_slots, room.light_slots
+            worse, light = map(min, evictable[rank], self.evictable.get(rank, (0, 0)))
+            if slots := (room.slots if room.tokens > 0 else 0) + worse:
                 offered[TIERS[rank].name] = slots
-            if room.light_slots:
-                offered[f"+{TIERS[rank].name}"] = room.light_slots
+            if light:
+                offered[f"+{TIERS[rank].name}"] = light
             if room.express_slots:
                 offered["+"] = room.express_slots
         self.evictable = evictable

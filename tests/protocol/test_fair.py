@@ -148,6 +148,14 @@ def test_rows_to_be_given_up_are_for_light_tenants_of_the_tier_alone(pool: Pool)
     assert [work.light for work in pool.pulled] == [False, True]
 
 
+def test_where_nobody_is_heavy_nobody_gives_up_a_row(pool: Pool) -> None:
+    for tenant in ("one", "two"):
+        pool.admit(tenant)
+    assert pool.tenants(standard=1) == ["one"]
+    assert pool.tenants(express_standard=2) == []
+    assert pool.tenants(standard=1, express_standard=2) == ["two"]
+
+
 def test_the_more_requests_are_light_the_more_rows_are_kept(pool: Pool) -> None:
     for _ in range(20):
         pool.admit("flood")

@@ -98,6 +98,16 @@ def test_what_is_on_its_way_is_taken_from_a_credit_that_does_not_count_it(pool: 
     assert len(pool.f.pull("m", "e1", dict.fromkeys(ALL, 1), 10_000, 1000, 2).works) == 1
 
 
+def test_what_is_on_its_way_takes_the_rows_for_light_tenants_too(pool: Pool) -> None:
+    pool.stand(slots=4)
+    for request in ("r1", "r2", "r3", "r4"):
+        pool.admit(request)
+    for request in ("r5", "r6"):
+        pool.admit(request)
+    credit = {**dict.fromkeys(ALL, 3), "+": 3}  # six rows for four that come; one of the others is kept
+    assert [one.work for one in pool.f.pull("m", "e1", credit, 10_000, 1000, 0).works] == [b"r5"]
+
+
 def test_a_tier_that_nobody_has_asked_for_is_no_room_of_its_own(pool: Pool) -> None:
     pool.stand(slots=1)
     pool.admit("r1")
