@@ -23,6 +23,7 @@ def _ask(stack: Stack) -> None:
     assert answer.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_process_and_the_next_up_keeps_everything(data_dir: Path) -> None:
     stack = Stack(data_dir, backend="simulated")
     first = stack.up()
@@ -65,6 +66,7 @@ def test_whatever_is_killed_comes_back_and_the_service_goes_on(data_dir: Path) -
     assert not stack.processes()
 
 
+@pytest.mark.slow
 def test_a_start_finds_a_seeded_record_by_itself_and_mends_one_that_was_changed(data_dir: Path) -> None:
     stack = Stack(data_dir, backend="simulated")
     first = stack.up()

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -359,12 +360,13 @@ class Interleavings(RuleBasedStateMachine):
             assert of_redis(self.redis, self.functions.keys.prefix) == of_twin(self.twin)
 
 
-def test_any_interleaving_gives_equal_answers_and_state(redis: Redis) -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(80, marks=pytest.mark.slow)])
+def test_any_interleaving_gives_equal_answers_and_state(redis: Redis, examples: int) -> None:
     machine = type("Machine", (Interleavings,), {"redis": redis})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40, stateful_step_count=50, deadline=None, derandomize=True,
+            max_examples=examples, stateful_step_count=50, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck), database=None,
         ),
     )  # fmt: skip

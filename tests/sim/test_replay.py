@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,10 @@ SOURCES = [
 ]
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One engine behind the queue: parks, prefix hits, charges."""
-    path, scribe = tmp_path / "engine.jsonl", Scribe()
+    path, scribe = tmp_path_factory.mktemp("recorded") / "engine.jsonl", Scribe()
     with path.open("wb") as file:
 
         def make(policy: str, config: SchedulerConfig) -> Scheduler:
@@ -38,6 +39,12 @@ def recording(tmp_path: Path) -> Path:
         file.write(scribe.line(("stop", "the test is over")))
     assert sum(life.parks for life in world.lives.values()) > 0
     return path
+
+
+@pytest.fixture
+def recording(recorded: Path, tmp_path: Path) -> Path:
+    """A copy that the test may change."""
+    return Path(shutil.copy(recorded, tmp_path))
 
 
 def test_a_recording_plays_identically(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ def test_digits_stand_alone(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 def test_the_same_ids_as_another_builder(tokenizer: Tokenizer, model_file: Path) -> None:
     """`transformers` rebuilds the tokenizer from the same metadata by its own code."""
     from transformers import AutoTokenizer
