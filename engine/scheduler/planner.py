@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,8 @@ class Planner:
         self._pressed = False
         self._prefilled = False
         self._spare_s, self._easy_s, self._lent_s = inf, (0.0, 0.0), 0.0
+        self._rest_s = 0.0  # of the step that is not prefill
+        self._ahead: list[Sequence] = []  # running ones that make way for a prompt
         self._bucket: range | None = None
         self._window_open = True
         self._context = 0
@@ -70,6 +73,8 @@ class Planner:
         self._spare(self._decode())
         self._open_window()
         self._catch_up()
+        if not self._prefilled:
+            self._go_on()
         return StepPlan(
             step=self._s.step,
             slices=tuple(self._slices.values()),
@@ -102,37 +107,65 @@ class Planner:
             self._park(victim)
 
     def _decode(self) -> dict[float, float]:
-        """A row for every running sequence that is one token behind. When the first of them is due, by TPOT."""
-        slices, device, size, parks = self._slices, self._ledger.device, self._size, self._parks
-        context, dues = 0, {inf: inf}
+        """A row for every running sequence that is one token behind, but for those that make way for a light tenant's
+        prompt: what they are ahead of their due is lent to it. When the first of them is due, by TPOT."""
+        borrower, dues = self._borrower(), {inf: inf}
         for number, s in self._s.running.items():
-            if number in parks:
+            if number in self._parks:
                 continue
-            start = s.computed
-            if s.known - start != 1 or not s.generated:
+            if s.known - s.computed != 1 or not s.generated:
                 if s.prefilling:
                     self._behind.append(s)
                 continue
-            if not start % size and start == len(s.table.blocks) * size:
-                if not device.available:
-                    continue
-                self._extends[number] = Extend(number, self._ledger.take(1))
-            slices[number] = Slice(number, start, 1, True)
-            context += start
             if s.due_s < dues.get(s.tpot_s, inf):
                 dues[s.tpot_s] = s.due_s
-        self._context = context + len(slices)
-        self._ledger.tokens -= len(slices)
+            if borrower and s.due_s - self._now > 2.0 * s.tpot_s and self._view.displaces(borrower, s):
+                self._ahead.append(s)
+            else:
+                self._advance(s)
+        if not self._worth(self._ahead):
+            self._go_on()
         return dues
+
+    def _worth(self, ahead: list[Sequence]) -> bool:
+        """Do they take half as much of a step as there is to one without them? They will need a step more for it."""
+        seconds = self._s.cost.seconds
+        return seconds(Load(0, len(ahead), sum(s.computed + 1 for s in ahead))) > 1.5 * seconds(Load(0, 0, 0))
+
+    def _go_on(self) -> None:
+        """Those that were to make way don't."""
+        for s in self._ahead:
+            if s.number not in self._parks:
+                self._advance(s)
+        self._ahead = []
+
+    def _borrower(self) -> Sequence | None:
+        """A light tenant's sequence with a prompt to compute."""
+        if not self._policy.lends:
+            return None
+        running = (s for s in self._s.running.values() if s.request.light and s.prefilling)
+        waiting = (s for s in self._s.backlog if s.request.light)
+        return next(filter(self._view.light, chain(running, waiting)), None)
+
+    def _advance(self, s: Sequence) -> None:
+        """A row for its next token, if there is a block for it."""
+        start = s.computed
+        if not start % self._size and start == len(s.table.blocks) * self._size:
+            if not self._ledger.device.available:
+                return
+            self._extends[s.number] = Extend(s.number, self._ledger.take(1))
+        self._slices[s.number] = Slice(s.number, start, 1, True)
+        self._context += start + 1
+        self._ledger.tokens -= 1
 
     def _spare(self, dues: dict[float, float]) -> None:
         """Seconds left for prefill in this step: what keeps every decode within its TPOT, by its least slack.
 
         Where the decodes alone can't keep it, prefill still gets a fifth of the time: else it would all but stop.
         """
-        if not self._slices or not self._config.adaptive_chunk:
+        if len(dues) == 1 or not self._config.adaptive_chunk:
             return
-        decodes_s = self._s.cost.seconds(Load(0, len(self._slices), self._context))
+        decodes_s = self._rest_s = self._s.cost.seconds(Load(0, len(self._slices), self._context))
         heavy, easy, most, lent = (
             max(
                 min(max(min(0.5, part) * tpot, min(due - self._now, part * tpot)) for tpot, due in dues.items()),
@@ -257,8 +290,13 @@ class Planner:
         if length > 0:
             self._prefilled = True
             self._slices[s.number] = Slice(s.number, start, length, length == todo)
-            self._spare_s -= self._s.cost.prefill_seconds(length, start)
+            seconds = self._s.cost.prefill_seconds(length, start)
+            self._spare_s -= seconds
             self._ledger.tokens -= length
+            if length == todo and self._lent_s and self._view.light(s):
+                self._rest_s -= seconds
+                if self._rest_s < 0.0:  # its token would wait for others' prompts longer than a step of their own adds
+                    self._spare_s = -inf
         lacks = 0 if s.one_shot else blocks_for(start + max(0, length), self._size) - held
         return self._ledger.take(lacks) if lacks > 0 else ()
 

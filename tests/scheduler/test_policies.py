@@ -10,7 +10,7 @@ from engine.scheduler import POLICIES, SchedulerConfig, create
 from engine.scheduler.contract import Accounts
 from engine.scheduler.cost import Load, StepCost
 from engine.scheduler.forecast import Outlook, OutputForecast
-from engine.scheduler.step import Slice, StepOutcome
+from engine.scheduler.step import Slice, StepOutcome, StepPlan
 from engine.scheduler.window import buckets
 
 from .machine import Bench, request
@@ -242,6 +242,65 @@ def test_a_tenant_with_few_rows_goes_first_and_borrows_what_the_streams_of_a_flo
     seconds, prefill = step()
     assert list(prefill) == [6], "before the prompt of the flood that was begun"
     assert 0.14 < seconds <= 0.15
+    b.drain()
+
+
+def flooded(steps: int, streams: int = 4, **config: object) -> Bench:
+    """Streams of a flood that are due every 0.1 s and have had so many steps of 0.02 s."""
+    b = bench(max_step_tokens=4096, device_blocks=2000, context_length=4000, **config)
+    for number in range(1, streams + 1):
+        b.submit(request(number, 8, 200, tenant="flood", tpot_s=0.1))
+    for _ in range(steps):
+        b.step()
+    b.scheduler.cost = StepCost(0.01, 1e-3, 5e-3, 0.0)  # not what it has learnt of these
+    return b
+
+
+def quiet(b: Bench, number: int, prompt: int) -> None:
+    b.submit(request(number, prompt, 4, tenant="quiet", tpot_s=0.1, ttft_deadline_s=b.now + 0.5, light=True))
+
+
+def computed(plan: StepPlan) -> dict[int, int]:
+    return {piece.sequence: piece.length for piece in plan.slices}
+
+
+def test_streams_that_are_ahead_make_way_for_prompts_of_a_light_tenant_one_to_a_step() -> None:
+    b = flooded(20, max_rows=8)
+    for number in (5, 6):
+        quiet(b, number, 60)
+    assert computed(b.step()) == {5: 60}
+    assert computed(b.step()) == {5: 1, 6: 60}
+    assert computed(b.step()) == dict.fromkeys(range(1, 7), 1)
+    b.drain()
+
+
+def test_short_prompts_share_a_step_as_long_as_that_costs_less_than_one_of_their_own() -> None:
+    b = flooded(20, streams=8, max_rows=16)
+    for number in range(10, 15):
+        quiet(b, number, 4)
+    assert computed(b.step()) == {10: 4, 11: 4, 12: 4}, "10 ms for a step and 4 for each: the third is the one too many"
+    b.drain()
+
+
+def test_streams_that_hardly_lengthen_a_step_keep_their_rows() -> None:
+    b = flooded(20, max_rows=8)
+    b.scheduler.cost = StepCost(0.01, 1e-3, 1e-3, 0.0)
+    quiet(b, 5, 60)
+    assert computed(b.step()) == {1: 1, 2: 1, 3: 1, 4: 1, 5: 60}
+    b.drain()
+
+
+def test_streams_that_are_not_ahead_keep_their_rows() -> None:
+    b = flooded(1, max_rows=8)
+    quiet(b, 5, 60)
+    assert computed(b.step()) == {1: 1, 2: 1, 3: 1, 4: 1, 5: 60}
+    b.drain()
+
+
+def test_streams_go_on_when_the_prompt_that_they_made_way_for_finds_no_room() -> None:
+    b = flooded(20, max_rows=4, preempt=False)
+    quiet(b, 5, 60)
+    assert computed(b.step()) == dict.fromkeys(range(1, 5), 1)
     b.drain()
 
 

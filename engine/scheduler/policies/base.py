@@ -97,7 +97,8 @@ class View:
 
     def displaces(self, s: Sequence, running: Sequence) -> bool:
         """Has a light tenant the better right to the row, because the other's has most of the tier's?"""
-        return self.light(s) and self._rows[running.tier, running.tenant] == self.most(s.tier)
+        most = s.tier == running.tier and self._rows[running.tier, running.tenant] == self.most(s.tier)
+        return most and self.light(s)
 
     def by_floor(self, s: Sequence) -> bool:
         """Is this the floor's turn: pulled by it, or (with no queue in front) due now; and not spent yet?"""
