@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,7 @@ class Tokenizer:
         self._kinds = {step.get("type") for step in self._decoder_steps}
         self._added: dict[int, str] = {t["id"]: t["content"] for t in layout.get("added_tokens", [])}
         self._specials = {t["content"]: t for t in layout.get("added_tokens", []) if t.get("special")}
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for: of all it takes a third of a second
         self._special_ids = frozenset(t["id"] for t in self._specials.values())
         longest_first = sorted(self._specials, key=len, reverse=True)
         self._special_pattern = (
@@ -79,8 +80,13 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for; empty for an id outside the vocabulary (padding rows of the output layer)."""
-        table = self._bytes
-        return table[token] if 0 <= token < len(table) else b""
+        found = self._bytes.get(token)
+        if found is None:
+            text = self._encoder.id_to_token(token) if 0 <= token < 1 << 32 else None
+            if text is None:
+                return b""
+            found = self._bytes[token] = text.encode() if token in self._added else self._to_bytes(text)
+        return found
 
     def pieces(self, text: str) -> list[int]:
         """The ids of a text in the middle of another: nothing added, nothing special."""
@@ -144,18 +150,10 @@ class Tokenizer:
         return own
 
     @cached_property
-    def _bytes(self) -> list[bytes]:
-        """Bytes by id, for the whole vocabulary."""
-        to_bytes = _sentence_piece
+    def _to_bytes(self) -> Callable[[str], bytes]:
         if "ByteLevel" in self._kinds:
-            to_bytes = _byte_level
-        elif "WordPiece" in self._kinds:
-            to_bytes = _word_piece
-        vocabulary = self._encoder.get_vocab(with_added_tokens=True)
-        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        for token, index in vocabulary.items():
-            table[index] = token.encode() if index in self._added else to_bytes(token)
-        return table
+            return _byte_level
+        return _word_piece if "WordPiece" in self._kinds else _sentence_piece
 
 
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
