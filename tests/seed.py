@@ -24,6 +24,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "two-at-once": {"max_concurrent": 2},
     "few-waiting": {"max_queued": 3},
     "three-a-minute": {"rate_limits": [{"name": "requests", "capacity": 3, "per_minute": 3}]},
+    "told-to-wait": {"rate_limits": [{"name": "requests", "capacity": 3, "per_minute": 3}]},
     "few-tokens": {"rate_limits": [{"name": "tokens", "capacity": 500, "per_minute": 60}]},
     "broken": {"rate_limits": [{"name": "requests", "capacity": 100, "per_minute": 100}]},
     "prepaid": {"billing": "prepaid", "floor": Decimal(0)},

@@ -103,7 +103,7 @@ def test_409_and_422_of_one_idempotency_key(opened: Opener) -> None:
 
 
 def test_429_waits_as_told_and_tries_again(opened: Opener, attempts: list[str], pauses: list[float]) -> None:
-    ai = opened("three-a-minute", retries=2)
+    ai = opened("told-to-wait", retries=2)
     for _ in range(3):
         ai.chat.completions.create(model=POOL, messages=MESSAGES, max_tokens=1)
     attempts.clear()

@@ -360,7 +360,7 @@ class Interleavings(RuleBasedStateMachine):
             assert of_redis(self.redis, self.functions.keys.prefix) == of_twin(self.twin)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [15, pytest.param(40, marks=pytest.mark.slow)])
 def test_any_interleaving_gives_equal_answers_and_state(redis: Redis, examples: int) -> None:
     machine = type("Machine", (Interleavings,), {"redis": redis})
     run_state_machine_as_test(
