@@ -123,7 +123,7 @@ class Planner:
                 self._ahead.append(s)
             else:
                 self._advance(s)
-        if not self._worth(self._ahead):
+        if self._ahead and not self._worth(self._ahead):
             self._go_on()
         return dues
 

@@ -178,6 +178,12 @@ class Link:
             else:
                 self.early[request] = reason
 
+    @property
+    def counted(self) -> int:
+        """Requests that the offered credit takes into account. One that was handed over is unspent before it is known,
+        and below 0 the queue would take nothing for counted."""
+        return max(0, len(self.known) - self.unspent)
+
     def spend(self, work: Work) -> None:
         """Take from the offered credit what a request needs. Only with `lock`."""
         slots = len(work.prompts) * work.n

@@ -128,8 +128,7 @@ class Puller(threading.Thread):
         with link.lock:
             credit, link.credit = ({} if link.quiet.is_set() else link.credit), {}
             tokens = max(0, link.tokens) if link.spare else 0
-            counted = max(0, len(link.known) - link.unspent)  # one that comes is unspent before it is known
-            pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms, tokens, counted)
+            pulled = self.functions.pull(self.pool, self.engine, credit, self.lease_ms, tokens, link.counted)
             link.credit = credit if link.tokens > 0 else {}
             for one in pulled.works:
                 if (work := self.accept(one)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -133,14 +133,18 @@ def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return dict(call) | {"function": function}
 
 
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for pair in value.items() for item in pair for text in _texts(item)]
-    if isinstance(value, list | tuple):
-        return [text for item in value for text in _texts(item)]
-    return []
+def _texts(values: Any) -> Iterator[str]:
+    """Every string in them, keys too, in no certain order."""
+    left = [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list | tuple):
+            left += value
+        elif value is not None and isinstance(value, dict | Mapping):  # `Mapping` takes long to say no
+            left += value
+            left += value.values()
 
 
 def _map_text(value: Any, change: Any) -> Any:
@@ -154,19 +158,7 @@ def _map_text(value: Any, change: Any) -> Any:
 
 
 def _any_match(values: Any, pattern: re.Pattern[str]) -> bool:
-    """Whether it matches in any text of `_texts`, which it visits without making lists of them."""
-    search, left = pattern.search, [values]
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            if search(value):
-                return True
-        elif isinstance(value, list | tuple):
-            left += value
-        elif value is not None and isinstance(value, dict | Mapping):
-            left += value
-            left += value.values()
-    return False
+    return any(map(pattern.search, _texts(values)))
 
 
 def _free_marker(values: Any) -> str:

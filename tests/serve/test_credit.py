@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from engine.serve.link import Link
 from engine.serve.loop import StepLoop
 
 
@@ -32,3 +33,14 @@ def test_no_more_is_offered_than_may_be_prepared_with_the_rows_for_light_tenants
     assert offered == cut
     assert max((n for name, n in offered.items() if name != "+"), default=0) + offered.get("+", 0) <= 4 - preparing
     assert loop._held_back is (cut != credit)
+
+
+def test_a_request_between_its_channel_and_the_books_is_not_counted() -> None:
+    """Below 0 would tell the queue that nothing was: it would take nothing that is on its way from the credit."""
+    link = Link()
+    link.unspent = 1
+    assert link.counted == 0
+    link.known |= {"handed", "pulled"}
+    assert link.counted == 1
+    link.unspent = 0
+    assert link.counted == 2
