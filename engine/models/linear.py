@@ -23,15 +23,16 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) ->
     """A linear layer of float32 parameters, its weights kept in `dtype`, summed in float32.
 
     oneDNN is best where the processor multiplies bf16 itself, and for float32 with AVX-512; elsewhere our own products
-    (oneDNN would refuse bf16 or emulate it). Both sum a row the same way whatever the number of rows, which keeps a
-    sequence's numbers independent of who shares its batch.
+    (oneDNN would refuse bf16 or emulate it), which multiply integers of 13 and 14 bits in its place where rows are
+    whole blocks. All sum a row the same way whatever the number of rows: a sequence's numbers don't depend on who
+    shares its batch.
     """
     weight = weight_OI.to(dtype)
     bias = None if bias_O is None else bias_O.to(dtype)
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return lambda x: functional.linear(x, weight, bias)
     if (products := _own_products(dtype)) is not None:
-        return products.floats(weight, bias_O)
+        return _own(products, weight_OI, bias_O, dtype)
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         product = _reordered(weight.float(), bias_O)
         return lambda x: product(x.float()).to(dtype)
@@ -42,6 +43,14 @@ def _own_products(dtype: torch.dtype) -> Products | None:
     """Ours, where oneDNN isn't better and they can be had."""
     native = torch.cpu._is_avx512_bf16_supported() if dtype == torch.bfloat16 else torch.cpu._is_avx512_supported()
     return None if native or not torch.backends.mkldnn.is_available() else open_products()
+
+
+def _own(
+    products: Products, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, gated: bool = False
+) -> Linear:
+    if dtype == torch.bfloat16 and weight_OI.shape[1] % Products.WIDE_BLOCK == 0 and weight_OI.isfinite().all():
+        return products.wide(weight_OI, bias_O, gated=gated)
+    return products.floats(weight_OI.to(dtype), bias_O, gated=gated)
 
 
 def pack_gated(weights: Tensor | Blocks, dtype: torch.dtype, silu_mul: Linear) -> Linear:
@@ -56,7 +65,7 @@ def pack_gated(weights: Tensor | Blocks, dtype: torch.dtype, silu_mul: Linear) -
         linear = quantised_linear(weights, None)
     else:
         if whole and weights.device.type == "cpu" and (products := _own_products(dtype)) is not None:
-            return products.floats(weights.to(dtype), gated=True)
+            return _own(products, weights, None, dtype, gated=True)
         linear = pack_linear(weights, None, dtype)
     return lambda x: silu_mul(linear(x))
 

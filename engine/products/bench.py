@@ -17,7 +17,7 @@ from engine.products.blocks import BLOCK, BLOCK_BYTES, Blocks
 from engine.products.packed import Products
 
 Layer = Callable[[Tensor], Tensor]
-_KINDS = ("torch fp32", "fp32", "bf16", "8 bits", "4 bits")
+_KINDS = ("torch fp32", "fp32", "bf16", "13 bits", "8 bits", "4 bits")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,6 +65,8 @@ def _dtype(kind: str) -> torch.dtype:
 
 
 def _layer(products: Products, kind: str, outputs: int, inputs: int) -> Layer:
+    if kind == "13 bits":
+        return products.wide(torch.randn(outputs, inputs))
     if kind == "8 bits":
         return products.levels(Blocks.rounded(torch.randn(outputs, inputs)))
     if kind == "4 bits":

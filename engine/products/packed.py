@@ -21,6 +21,7 @@ _SOURCE = Path(__file__).with_name("products.cpp")
 _PANEL = 16
 _PLAIN, _NAMES = 0, ("plain", "AVX2", "AVX-512 VNNI")
 _PANEL_BLOCK_BYTES = {4: 320, 8: 544}  # 16 outputs x 32 inputs, scales included
+_WIDE_BITS, _WIDE_BYTES = 13, 2080  # the same for 16 outputs x 64 inputs
 _SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -77,9 +78,11 @@ class Products:
     """Packs matrices for the best variant that agrees with the plain loops on this processor.
 
     Those of `gated` products have the gates' outputs first, and as many others; of both a multiple of `GATES`.
+    `wide` ones have inputs in whole blocks of `WIDE_BLOCK`.
     """
 
     GATES = _PANEL
+    WIDE_BLOCK = 64
 
     def __init__(self, cache_dir: Path | None = None) -> None:
         self._library = compiled(_SOURCE, cache_dir)
@@ -105,6 +108,23 @@ class Products:
         data = torch.empty(-(-outputs // _PANEL) * _PANEL * inputs, dtype=weight_OI.dtype)
         self._pack(f"pack_{_SUFFIX[weight_OI.dtype]}", weight_OI, outputs, inputs, data)
         return self._packed(data, bias_O, (outputs, inputs, weight_OI.dtype.itemsize * 8), self.variant, gated)
+
+    def wide(
+        self, weight_OI: Tensor, bias_O: Tensor | None = None, *, gated: bool = False, variant: int | None = None
+    ) -> Packed:
+        """Float32 weights as levels of 13 bits, whose unit, a power of 2, is that of a block of 64 inputs; x has 14
+        bits for each row and block.
+
+        Raises ValueError for rows that aren't whole blocks, and for weights that aren't finite.
+        """
+        outputs, inputs = weight_OI.shape
+        if inputs % self.WIDE_BLOCK or not weight_OI.isfinite().all():
+            raise ValueError(f"rows of {inputs} numbers are not whole blocks of {self.WIDE_BLOCK}, or not finite")
+        weight_OI = _in_turn(weight_OI.float(), gated).contiguous()
+        data = torch.empty(-(-outputs // _PANEL) * (inputs // self.WIDE_BLOCK) * _WIDE_BYTES, dtype=torch.uint8)
+        self._pack("pack_wide", weight_OI, outputs, inputs, data)
+        chosen = self.variant if variant is None else variant
+        return self._packed(data, bias_O, (outputs, inputs, _WIDE_BITS), chosen, gated)
 
     def _pack(self, name: str, source: Tensor, *arguments: Any) -> None:
         function = getattr(self._library, name)
@@ -133,12 +153,14 @@ class Products:
 
     def _agrees(self, variant: int) -> bool:
         chance = torch.Generator().manual_seed(1)
-        x = torch.randn(13, 96, generator=chance)
-        eight = Blocks.rounded(torch.randn(35, 96, generator=chance))
-        four = torch.randint(256, (35, 60), generator=chance, dtype=torch.uint8)
-        four.view(35, 3, 20)[..., :4] = torch.randn(35, 3, 2, generator=chance).half().view(torch.uint8)
-        for blocks in (eight, Blocks(4, four)):
-            plain, tried = (self.levels(blocks, variant=v) for v in (_PLAIN, variant))
+        x = torch.randn(13, 192, generator=chance)
+        eight = Blocks.rounded(torch.randn(35, 192, generator=chance))
+        four = torch.randint(256, (35, 120), generator=chance, dtype=torch.uint8)
+        four.view(35, 6, 20)[..., :4] = torch.randn(35, 6, 2, generator=chance).half().view(torch.uint8)
+        pairs = [[self.levels(blocks, variant=v) for v in (_PLAIN, variant)] for blocks in (eight, Blocks(4, four))]
+        weight = torch.randn(35, 192, generator=chance)
+        pairs.append([self.wide(weight, variant=v) for v in (_PLAIN, variant)])
+        for plain, tried in pairs:
             for rows in (1, 2, 3, 4, 5, 6, 8, 13):  # every tile, and both ways to read the weights
                 if not torch.allclose(tried(x[:rows]), plain(x[:rows]), rtol=1e-4, atol=1e-2):
                     return False

@@ -1,4 +1,4 @@
-// y = x·Wᵀ + bias for weights packed once: in blocks of 32 levels (4 or 8 bits), or in bfloat16, or in float.
+// y = x·Wᵀ + bias for weights packed once: in blocks of 32 levels (4 or 8 bits) or 64 (13 bits), or in bfloat16, or in float.
 //
 // Weights lie in panels of 16 outputs. What one row of x gets is computed in an order that depends on its own numbers
 // alone: batch-mates, threads and the split of the work change no bit.
@@ -8,6 +8,11 @@
 // a block are exact integers, and one float step adds a block to the sum. A panel's block holds, for each 4 inputs, 16
 // outputs x 4 bytes (the tile of the dpbusd instruction); of 4-bit levels the low halves are inputs 0 to 15, the high ones
 // 16 to 31. Scales of weights are in half precision.
+//
+// Levels of 13 bits stand for bfloat16 where the processor multiplies no such numbers itself: one instruction multiplies 16
+// pairs of integers where it multiplies 8 floats. 64 weights share a unit, a power of 2: those of bfloat16 are exact but the
+// ones below a sixteenth of the largest, which err by 1/4095 of it at most, an eighth of what the largest may err in
+// bfloat16. Activations have 14 bits, in units of their row and block. 64 products fit in 32 bits: 64 · 4095 · 8191 < 2³¹.
 
 #include <omp.h>
 
@@ -29,6 +34,14 @@ namespace {
 constexpr int PANEL = 16;              // outputs side by side
 constexpr int BLOCK = 32;              // inputs that share a scale
 constexpr int LEVELS = BLOCK * PANEL;  // of a panel's block
+constexpr int WIDE = 64;               // the same, of levels of 13 bits
+constexpr int WIDE_BITS = 13;          // what Python calls them
+constexpr int WIDE_PEAK = 4095;        // of such a weight
+constexpr int WIDE_ROUND = 8191;       // of an activation that it is multiplied by
+constexpr int WIDE_TILE = 6;           // rows, as FLOAT_TILE
+constexpr int WIDE_DEPTH = 9;          // blocks of a panel that stay in the first cache
+constexpr int WIDE_ROW = 2 * WIDE + 4; // bytes of a row's rounded block: levels, scale
+constexpr long WIDE_BYTES = 2 * WIDE * PANEL + 2 * PANEL;  // of a panel's block: pairs of levels by output, scales in bfloat16
 constexpr int ROW = BLOCK + 8;         // bytes of a row's rounded block: levels, multiple, sum of levels times that
 constexpr int MOST_ROWS = 120;         // rows that share one unpacking of a panel
 constexpr int FLOAT_ROWS = 48;         // the same for float weights, whose activations are wider
@@ -47,7 +60,7 @@ typedef float v8f __attribute__((vector_size(32)));
 typedef uint32_t v8u __attribute__((vector_size(32)));
 typedef uint16_t v8h __attribute__((vector_size(16)));
 
-// What Python passes: `bits` is 4 or 8 (levels), 16 (bfloat16) or 32 (float). `gated` is 0 or 1: then panels are in turn of
+// What Python passes: `bits` is 4, 8 or 13 (levels), 16 (bfloat16) or 32 (float). `gated` is 0 or 1: then panels are in turn of
 // gates and of what they let through, and a row's result is silu(gate) times that, half as many numbers as outputs.
 struct Weights {
     const uint8_t* data;
@@ -126,12 +139,12 @@ inline float half(uint16_t h) {
 
 // ---- rounding activations
 
-// Largest size in a block; not-a-number where one of its numbers isn't finite.
-template <class T>
+// Largest size in a block of SIZE; not-a-number where one of its numbers isn't finite.
+template <int SIZE, class T>
 inline float block_peak(const T* x) {
 #ifdef HAS_AVX2
     __m256 peak = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < SIZE / 8; i++) {
         const __m256 v = (__m256)load8(x + 8 * i);
         peak = _mm256_max_ps(peak, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v));
         odd = _mm256_fmadd_ps(v, _mm256_setzero_ps(), odd);
@@ -142,7 +155,7 @@ inline float block_peak(const T* x) {
     const bool finite = _mm256_movemask_ps(_mm256_cmp_ps(odd, odd, _CMP_UNORD_Q)) == 0;
 #else
     float largest = 0, odd = 0;
-    for (int i = 0; i < BLOCK; i++) {
+    for (int i = 0; i < SIZE; i++) {
         largest = std::max(largest, std::fabs(widen(x[i])));
         odd += widen(x[i]) * 0.0f;
     }
@@ -196,7 +209,7 @@ void round_rows(const T* x, long inputs, int count, uint8_t* out, float* units) 
     for (int r = 0; r < count; r++, x += inputs) {
         float peak = 0;
         for (long b = 0; b < blocks; b++) {
-            peaks[b] = block_peak(x + b * BLOCK);
+            peaks[b] = block_peak<BLOCK>(x + b * BLOCK);
             peak = peak != peak || peaks[b] <= peak ? peak : peaks[b];  // once it is no number it stays none
         }
         units[r] = scale_blocks(peaks, peak, blocks, multiples, inverses);
@@ -212,6 +225,38 @@ void round_rows(const T* x, long inputs, int count, uint8_t* out, float* units) 
     }
 }
 
+// The nearest of 14-bit levels.
+template <class T>
+inline void round_wide_block(const T* x, float inverse, uint8_t* levels) {
+#ifdef HAS_AVX2
+    for (int i = 0; i < WIDE; i += 16) {
+        const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps((__m256)load8(x + i), _mm256_set1_ps(inverse)));
+        const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps((__m256)load8(x + i + 8), _mm256_set1_ps(inverse)));
+        const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+        _mm256_storeu_si256((__m256i*)(levels + 2 * i), both);
+    }
+#else
+    for (int i = 0; i < WIDE; i++) {
+        const int16_t level = int16_t(std::nearbyint(widen(x[i]) * inverse));
+        std::memcpy(levels + 2 * i, &level, 2);
+    }
+#endif
+}
+
+// Rounds `count` rows, block by block: [rows x 64 levels of 16 bits | rows x scale]. A block that isn't all finite has no
+// levels, and a scale that is no number.
+template <class T>
+void round_wide(const T* x, long inputs, int count, uint8_t* out) {
+    for (int r = 0; r < count; r++)
+        for (long b = 0; b < inputs / WIDE; b++, x += WIDE) {
+            uint8_t* at = out + b * count * WIDE_ROW;
+            const float peak = block_peak<WIDE>(x), scale = peak <= TINY ? 0.0f : peak * (1.0f / WIDE_ROUND);
+            if (peak > TINY) round_wide_block(x, WIDE_ROUND / peak, at + r * 2 * WIDE);
+            else std::memset(at + r * 2 * WIDE, 0, 2 * WIDE);
+            std::memcpy(at + count * 2 * WIDE + 4 * r, &scale, 4);
+        }
+}
+
 // ---- the inner loops: sums[R][16] += a panel's blocks times R rounded rows
 
 // What a tile asks memory for while it computes, bit by bit: its share of the weights that come next. Else the first tile of
@@ -224,6 +269,9 @@ struct Ahead {
         __builtin_prefetch(at, 0, 2);
         __builtin_prefetch(at + LINE, 0, 2);  // a step may be longer than a line
         at += step;
+    }
+    void ask_for(long lines) {
+        for (long i = 0; i < lines; i++, at += LINE) __builtin_prefetch(at, 0, 2);
     }
 };
 
@@ -245,6 +293,26 @@ struct Plain {
                 std::memcpy(&sum, a + R * (BLOCK + 4) + r * 4, 4);
                 for (int o = 0; o < PANEL; o++) sums[r * PANEL + o] += one<BITS>(w, (const int8_t*)a + r * BLOCK, o, scale, sum);
             }
+    }
+
+    template <int R>
+    static void add_wide(const uint8_t* w, const uint8_t* a, float* sums, long blocks, long, Ahead) {
+        for (long b = 0; b < blocks; b++, w += WIDE_BYTES, a += R * WIDE_ROW)
+            for (int r = 0; r < R; r++)
+                for (int o = 0; o < PANEL; o++) {
+                    int32_t dot = 0;
+                    for (int k = 0; k < WIDE; k++) {
+                        int16_t weight, level;
+                        std::memcpy(&weight, w + k / 2 * 4 * PANEL + 4 * o + k % 2 * 2, 2);
+                        std::memcpy(&level, a + (r * WIDE + k) * 2, 2);
+                        dot += int32_t(weight) * level;
+                    }
+                    bf16 unit;
+                    float scale;
+                    std::memcpy(&unit, w + 2 * WIDE * PANEL + 2 * o, 2);
+                    std::memcpy(&scale, a + R * 2 * WIDE + 4 * r, 4);
+                    sums[r * PANEL + o] += float(dot) * (widen(unit) * scale);
+                }
     }
 
     template <int BITS>
@@ -372,6 +440,49 @@ struct Avx2 {
         }
     }
 
+    static __m256i add_pairs(__m256i sum, __m256i w, __m256i x) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+        return _mm256_dpwssd_epi32(sum, w, x);
+#else
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+#endif
+    }
+
+    template <int R>
+    [[gnu::noinline]] static void add_wide(const uint8_t* w, const uint8_t* a, float* sums, long blocks, long lines,
+                                           Ahead ahead) {
+        for (long b = 0; b < blocks; b++, w += WIDE_BYTES, a += R * WIDE_ROW) {
+            ahead.ask_for(lines);
+            pin(sums);
+            __m256i s[R][2];
+#pragma GCC unroll 32
+            for (int q = 0; q < WIDE / 2; q++) {
+                __m256i v[2] = {bytes32(w + q * 64), bytes32(w + q * 64 + 32)};
+                pin(v[0]);
+                pin(v[1]);
+#pragma GCC unroll 6
+                for (int r = 0; r < R; r++) {
+                    const __m256i x = spread4(a + r * 2 * WIDE + 4 * q);
+#pragma GCC unroll 2
+                    for (int p = 0; p < 2; p++) {
+                        s[r][p] = q ? add_pairs(s[r][p], v[p], x) : _mm256_madd_epi16(v[p], x);
+                        pin(s[r][p]);
+                    }
+                }
+            }
+#pragma GCC unroll 2
+            for (int p = 0; p < 2; p++) {
+                const __m256 unit = (__m256)load8((const bf16*)(w + 2 * WIDE * PANEL) + 8 * p);
+#pragma GCC unroll 6
+                for (int r = 0; r < R; r++) {
+                    const __m256 scale = _mm256_mul_ps(unit, spread(a + R * 2 * WIDE + 4 * r));
+                    float* at = sums + r * PANEL + 8 * p;
+                    _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(s[r][p]), scale, _mm256_loadu_ps(at)));
+                }
+            }
+        }
+    }
+
     // Rows FIRST to FIRST + COUNT of R.
     template <bool PACKED, int R, int FIRST, int COUNT>
     [[gnu::noinline]] static void eight(const uint8_t* w, const uint8_t* a, float* sums, long blocks, Ahead ahead) {
@@ -427,6 +538,11 @@ struct Vnni {
     static constexpr int tile(int) { return 8; }
     static constexpr bool twice(int) { return false; }
     static constexpr long unpacked_bytes(int) { return LEVELS + 8 * PANEL; }
+
+    template <int R>
+    static void add_wide(const uint8_t* w, const uint8_t* a, float* sums, long blocks, long lines, Ahead ahead) {
+        Avx2::add_wide<R>(w, a, sums, blocks, lines, ahead);
+    }
 
     static __m512 scale_of(const uint8_t* w, long levels) {
         return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w + levels)));
@@ -573,16 +689,25 @@ void add_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long bl
     }
 }
 
-// Up to MOST_ROWS rows, rounded in tiles, times panels [first, end).
-template <class V, int BITS, class T>
-void levels_of_rows(const Weights& w, const uint8_t* rounded, const float* units, T* out, int rows, long first, long end) {
+// Panels [first, end) of some rows: add(panel, sums) computes one, and what it found is written.
+template <class T, class Add>
+void each_panel(const Weights& w, long first, long end, const float* units, T* out, int rows, Add add) {
     alignas(64) float both[2][MOST_ROWS * PANEL];  // of a panel, or of a gate's and the one it lets through
-    alignas(64) static thread_local uint8_t panel[DEPTH * V::unpacked_bytes(BITS)];
-    const long blocks = w.blocks();
-    const Tiles tiles{rows, V::tile(BITS)};
     for (long p = first; p < end; p++) {
         float* sums = both[p & w.gated];
         std::fill(sums, sums + rows * PANEL, 0.0f);
+        add(p, sums);
+        if ((p & w.gated) == w.gated) write(w, p - w.gated, both[0], both[1], units, out, rows);
+    }
+}
+
+// Up to MOST_ROWS rows, rounded in tiles, times panels [first, end).
+template <class V, int BITS, class T>
+void levels_of_rows(const Weights& w, const uint8_t* rounded, const float* units, T* out, int rows, long first, long end) {
+    alignas(64) static thread_local uint8_t panel[DEPTH * V::unpacked_bytes(BITS)];
+    const long blocks = w.blocks();
+    const Tiles tiles{rows, V::tile(BITS)};
+    each_panel(w, first, end, units, out, rows, [&](long p, float* sums) {
         const uint8_t* packed = w.data + p * blocks * packed_bytes(BITS);
         if (rows <= V::DIRECT) {
             const Ahead ahead{(const char*)packed + 8 * packed_bytes(BITS), packed_bytes(BITS)};
@@ -602,8 +727,7 @@ void levels_of_rows(const Weights& w, const uint8_t* rounded, const float* units
                 }
             }
         }
-        if ((p & w.gated) == w.gated) write(w, p - w.gated, both[0], both[1], units, out, rows);
-    }
+    });
 }
 
 template <class V, int BITS, class T>
@@ -620,10 +744,47 @@ void times_levels(const Weights& w, const T* x, T* out, long rows) {
           });
 }
 
+// ---- levels of 13 bits
+
+template <class V>
+void add_wide_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, long blocks, long lines, Ahead ahead) {
+    switch (rows) {
+        case 1: return V::template add_wide<1>(w, a, sums, blocks, lines, ahead);
+        case 2: return V::template add_wide<2>(w, a, sums, blocks, lines, ahead);
+        case 3: return V::template add_wide<3>(w, a, sums, blocks, lines, ahead);
+        case 4: return V::template add_wide<4>(w, a, sums, blocks, lines, ahead);
+        case 5: return V::template add_wide<5>(w, a, sums, blocks, lines, ahead);
+        default: return V::template add_wide<6>(w, a, sums, blocks, lines, ahead);
+    }
+}
+
+// All tiles of a group, times a panel.
+template <class V>
+void wide_of_rows(const uint8_t* panel, const uint8_t* rounded, long blocks, float* sums, int rows) {
+    const Tiles tiles{rows, WIDE_TILE};
+    const long lines = WIDE_BYTES / Ahead::LINE / tiles.count() + 1;  // of the weights that come next, for each tile and block
+    for (long b = 0; b < blocks; b += WIDE_DEPTH) {
+        const long depth = std::min<long>(WIDE_DEPTH, blocks - b);
+        const char* next = (const char*)panel + (b + depth) * WIDE_BYTES;
+        for (int t = 0; t < tiles.count(); t++) {
+            const int count = tiles.rows_of(t);
+            add_wide_tile<V>(count, panel + b * WIDE_BYTES, rounded + (tiles.start(t) * blocks + b * count) * WIDE_ROW,
+                             sums + tiles.start(t) * PANEL, depth, lines, {next + depth * WIDE_BYTES * t / tiles.count(), 0});
+        }
+    }
+}
+
 template <class V, class T>
-void times_levels(const Weights& w, const T* x, T* out, long rows) {
-    if (w.bits == 4) times_levels<V, 4>(w, x, out, rows);
-    else times_levels<V, 8>(w, x, out, rows);
+void times_wide(const Weights& w, const T* x, T* out, long rows) {
+    const long blocks = w.inputs / WIDE, size = blocks * WIDE_ROW;
+    uint8_t* rounded = scratch<uint8_t>(rows * size);
+    share(rows, WIDE_TILE, MOST_ROWS, w,
+          [&](long row, int count) { round_wide(x + row * w.inputs, w.inputs, count, rounded + row * size); },
+          [&](long row, int count, long first, long end) {
+              each_panel(w, first, end, nullptr, out + row * w.results(), count, [&](long p, float* sums) {
+                  wide_of_rows<V>(w.data + p * blocks * WIDE_BYTES, rounded + row * size, blocks, sums, count);
+              });
+          });
 }
 
 // ---- float weights
@@ -705,30 +866,50 @@ void times_floats(const Weights& w, const T* x, T* out, long rows) {
               for (long i = row * w.inputs; i < (row + count) * w.inputs; i++) wide[i] = widen(x[i]);
           },
           [&](long row, int count, long first, long end) {
-              alignas(64) float both[2][FLOAT_ROWS * PANEL];
-              for (long p = first; p < end; p++) {
-                  float* sums = both[p & w.gated];
-                  std::fill(sums, sums + count * PANEL, 0.0f);
+              each_panel(w, first, end, nullptr, out + row * w.results(), count, [&](long p, float* sums) {
                   floats_of_rows((const W*)w.data + p * w.inputs * PANEL, wide + row * w.inputs, w.inputs, sums, count);
-                  if ((p & w.gated) == w.gated)
-                      write(w, p - w.gated, both[0], both[1], nullptr, out + row * w.results(), count);
-              }
+              });
           });
+}
+
+template <class V, class T>
+void times_integers(const Weights& w, const T* x, T* out, long rows) {
+    if (w.bits == 4) times_levels<V, 4>(w, x, out, rows);
+    else if (w.bits == 8) times_levels<V, 8>(w, x, out, rows);
+    else times_wide<V>(w, x, out, rows);
 }
 
 template <class T>
 int product(const Weights& w, const T* x, T* out, long rows, int variant) {
     if (w.bits == 32) times_floats<float>(w, x, out, rows);
     else if (w.bits == 16) times_floats<bf16>(w, x, out, rows);
-    else if (variant == 0) times_levels<Plain>(w, x, out, rows);
+    else if (variant == 0) times_integers<Plain>(w, x, out, rows);
 #ifdef HAS_AVX2
-    else if (variant == 1) times_levels<Avx2>(w, x, out, rows);
+    else if (variant == 1) times_integers<Avx2>(w, x, out, rows);
 #endif
 #ifdef HAS_VNNI
-    else if (variant == 2) times_levels<Vnni>(w, x, out, rows);
+    else if (variant == 2) times_integers<Vnni>(w, x, out, rows);
 #endif
     else return 1;
     return 0;
+}
+
+// 64 weights to the nearest multiples of a power of 2 that has room for the largest; a pair of them every 4 * PANEL bytes.
+void pack_wide_block(const float* x, uint8_t* levels, uint8_t* unit_at) {
+    float peak = 0;
+    for (int k = 0; k < WIDE; k++) peak = std::max(peak, std::fabs(x[k]));
+    if (peak < TINY) return;
+    int exponent;
+    std::frexp(peak / (WIDE_PEAK + 0.5f), &exponent);
+    const float unit = std::ldexp(1.0f, exponent), inverse = std::ldexp(1.0f, -exponent);
+    for (int k = 0; k < WIDE; k++) {
+        const int16_t level = int16_t(std::nearbyint(x[k] * inverse));
+        std::memcpy(levels + k / 2 * 4 * PANEL + k % 2 * 2, &level, 2);
+    }
+    uint32_t bits;
+    std::memcpy(&bits, &unit, 4);
+    const uint16_t high = uint16_t(bits >> 16);
+    std::memcpy(unit_at, &high, 2);
 }
 
 }  // namespace
@@ -790,3 +971,16 @@ void pack_floats(const W* rows, long outputs, long inputs, W* out) {
 }
 extern "C" void pack_fp32(const float* rows, long outputs, long inputs, float* out) { pack_floats(rows, outputs, inputs, out); }
 extern "C" void pack_bf16(const bf16* rows, long outputs, long inputs, bf16* out) { pack_floats(rows, outputs, inputs, out); }
+
+// [outputs][inputs] floats into panels of 13-bit levels, inputs in whole blocks of 64.
+extern "C" void pack_wide(const float* rows, long outputs, long inputs, uint8_t* out) {
+    const long blocks = inputs / WIDE;
+#pragma omp parallel for
+    for (long p = 0; p < (outputs + PANEL - 1) / PANEL; p++)
+        for (long b = 0; b < blocks; b++) {
+            uint8_t* at = out + (p * blocks + b) * WIDE_BYTES;
+            std::memset(at, 0, WIDE_BYTES);
+            for (long o = 0; o < PANEL && p * PANEL + o < outputs; o++)
+                pack_wide_block(rows + (p * PANEL + o) * inputs + b * WIDE, at + 4 * o, at + 2 * WIDE * PANEL + 2 * o);
+        }
+}

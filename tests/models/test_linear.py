@@ -16,6 +16,8 @@ from engine.products import Blocks, Packed, Products, open_products
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 """Of the whole result's size. Half the distance of neighbouring numbers is 6e-8 and 2e-3 of theirs."""
+ROUNDED = {4: 2e-4, 8: 2e-4, 13: 4e-4}
+"""On top: a number halfway between two levels may be rounded either way; both factors of 13 bits are rounded."""
 rows, outputs = st.integers(1, 70), st.sampled_from([1, 7, 16, 33, 100])
 
 
@@ -70,6 +72,14 @@ def test_levels(rows: int, outputs: int, inputs: int, bits: int, dtype: torch.dt
         assert_alone_as_in_company(layer, x, result)
 
 
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_wide_sums_fit(products: Products, weight: float, sign: float) -> None:
+    weights, x = torch.full((20, 192), weight * 4095), torch.full((7, 192), sign)
+    for variant in products.variants():
+        torch.testing.assert_close(products.wide(weights, variant=variant)(x), x @ weights.T)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_sums_fit(products: Products, bits: int, sign: float) -> None:
@@ -94,25 +104,71 @@ def test_floats(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Non
 
 
 @settings(derandomize=True, max_examples=20, deadline=None)
-@given(rows, st.sampled_from([32, 96]), st.sampled_from([4, 8, 16, 32]), st.sampled_from(DTYPES))
+@given(rows, outputs, st.sampled_from([64, 192, 1280]), st.sampled_from(DTYPES))
+def test_wide(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    """As exact as numbers of bfloat16 multiplied in float32, with weights that are none and rows of any size."""
+    products = open_products()
+    assert products is not None
+    torch.manual_seed(rows)
+    weight = torch.randn(outputs, inputs) * torch.logspace(-6, 6, outputs).unsqueeze(1)
+    bias, x = torch.randn(outputs), (torch.randn(rows, inputs) * torch.logspace(-9, 9, rows).unsqueeze(1)).to(dtype)
+    weight[:, :16], x[0, :32] = 0, 0
+    x[:, 16:32] *= 1e-3
+    wanted = x.double() @ weight.double().T + bias
+    size = x.double().norm(dim=1, keepdim=True) * weight.double().norm(dim=1) + bias.abs()
+    for variant in products.variants():
+        layer = products.wide(weight, bias, variant=variant)
+        result = layer(x)
+        assert result.dtype == dtype
+        rounding = torch.finfo(dtype).eps / 2 * wanted.abs()
+        assert ((result.double() - wanted).abs() <= rounding + 3e-4 * size).all()
+        assert_alone_as_in_company(layer, x, result)
+
+
+def test_wide_keeps_the_numbers_of_bfloat16(products: Products) -> None:
+    """Those from a sixteenth of a block's largest on; the rest to a part in 4,095 of it."""
+    weight = (torch.randn(48, 128) * torch.logspace(-20, 20, 48).unsqueeze(1)).bfloat16().float()
+    blocks = weight.unflatten(1, (-1, 64)).abs()
+    peak, wanted = blocks.amax(-1, keepdim=True), weight.T
+    for variant in products.variants():
+        found = products.wide(weight, variant=variant)(torch.eye(128))
+        large = (blocks >= peak / 16).flatten(1).T
+        torch.testing.assert_close(found[large], wanted[large], rtol=3e-7, atol=0.0)
+        assert ((found - wanted).T.unflatten(1, (-1, 64)).abs() <= peak / 4095).all()
+
+
+@pytest.mark.parametrize(("inputs", "value"), [(96, 1.0), (64, float("inf"))])
+def test_wide_wants_whole_blocks_of_numbers(products: Products, inputs: int, value: float) -> None:
+    with pytest.raises(ValueError, match=f"rows of {inputs} numbers are not whole blocks of 64, or not finite"):
+        products.wide(torch.full((16, inputs), value))
+    x, layer = torch.randn(3, inputs), pack_linear(torch.full((16, inputs), value), None, torch.bfloat16)
+    torch.testing.assert_close(
+        layer(x.bfloat16()), (x.bfloat16() @ torch.full((inputs, 16), value).bfloat16()), equal_nan=True
+    )
+
+
+@settings(derandomize=True, max_examples=20, deadline=None)
+@given(rows, st.sampled_from([32, 96]), st.sampled_from([4, 8, 13, 16, 32]), st.sampled_from(DTYPES))
 def test_gates(rows: int, outputs: int, bits: int, dtype: torch.dtype) -> None:
     products = open_products()
     assert products is not None
     torch.manual_seed(rows)
-    bias, x = torch.randn(outputs), torch.randn(rows, 96).to(dtype)
-    if bits < 16:
-        blocks = random_blocks(bits, outputs, 96)
+    bias, x = torch.randn(outputs), torch.randn(rows, 192).to(dtype)
+    if bits < 13:
+        blocks = random_blocks(bits, outputs, 192)
         layers = [products.levels(blocks, bias, gated=True, variant=variant) for variant in products.variants()]
         y = rounded_rows(x).double() @ blocks.floats().double().T + bias
     else:
-        weight = torch.randn(outputs, 96).to(torch.bfloat16 if bits == 16 else torch.float32)
+        weight = torch.randn(outputs, 192).to(torch.float32 if bits == 32 else torch.bfloat16)
         layers = [products.floats(weight, bias, gated=True)]
+        if bits == 13:
+            layers = [products.wide(weight, bias, gated=True, variant=variant) for variant in products.variants()]
         y = x.double() @ weight.double().T + bias
     gate, passing = y.chunk(2, dim=1)
     for layer in layers:
         result = layer(x)
         wanted = torch.nn.functional.silu(gate) * passing
-        assert (result.double() - wanted).norm() <= (TOLERANCE[dtype] + 2e-4 * (bits < 16)) * wanted.norm()
+        assert (result.double() - wanted).norm() <= (TOLERANCE[dtype] + ROUNDED.get(bits, 0)) * wanted.norm()
         assert_alone_as_in_company(layer, x, result)
 
 
@@ -153,6 +209,8 @@ def test_threads_change_no_bit(products: Products, threads: None, count: int, ro
         (products.floats(torch.randn(700, 768).bfloat16()), torch.bfloat16),
         (products.floats(torch.randn(704, 768).bfloat16(), gated=True), torch.bfloat16),
         (products.levels(random_blocks(4, 704, 768), gated=True), torch.bfloat16),
+        (products.wide(torch.randn(700, 768)), torch.float32),
+        (products.wide(torch.randn(704, 768), gated=True), torch.bfloat16),
     ]
     for layer, dtype in layers:
         x = torch.randn(rows, 768).to(dtype)
@@ -162,13 +220,18 @@ def test_threads_change_no_bit(products: Products, threads: None, count: int, ro
         assert torch.equal(layer(x), wanted)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bits", [4, 8, 13])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_stays_none_and_in_its_row(products: Products, bits: int, bad: float) -> None:
-    x = torch.randn(6, 96)
+    x = torch.randn(6, 128)
     x[2, 50] = bad
     for variant in products.variants():
-        result = products.levels(random_blocks(bits, 20, 96), variant=variant)(x)
+        layer = (
+            products.wide(torch.randn(20, 128), variant=variant)
+            if bits == 13
+            else products.levels(random_blocks(bits, 20, 128), variant=variant)
+        )
+        result = layer(x)
         assert result.isfinite().all(1).tolist() == [True, True, False, True, True, True]
 
 
