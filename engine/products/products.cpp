@@ -39,7 +39,8 @@ constexpr int WIDE_BITS = 13;          // what Python calls them
 constexpr int WIDE_PEAK = 4095;        // of such a weight
 constexpr int WIDE_ROUND = 8191;       // of an activation that it is multiplied by
 constexpr int WIDE_TILE = 6;           // rows, as FLOAT_TILE
-constexpr int WIDE_DEPTH = 9;          // blocks of a panel that stay in the first cache
+constexpr int WIDE_DEPTH = 12;         // blocks of a panel that stay in the first cache
+constexpr int WIDE_ROWS = 60;          // as MOST_ROWS
 constexpr int WIDE_ROW = 2 * WIDE + 4; // bytes of a row's rounded block: levels, scale
 constexpr long WIDE_BYTES = 2 * WIDE * PANEL + 2 * PANEL;  // of a panel's block: pairs of levels by output, scales in bfloat16
 constexpr int ROW = BLOCK + 8;         // bytes of a row's rounded block: levels, multiple, sum of levels times that
@@ -50,7 +51,7 @@ constexpr int FLOAT_DEPTH = 384;       // inputs of a panel that stay in the fir
 constexpr int DEPTH = 24;              // blocks of an unpacked panel that stay in the first cache
 constexpr int MULTIPLES = 32767;       // of its row's unit that a block's scale may be
 constexpr float TINY = 1e-30f;         // a row of nothing larger rounds to nothing: its unit would lose digits
-constexpr long PARTS = 4;              // of the panels, for each thread
+constexpr long PARTS = 16;             // of the panels, for each thread
 constexpr long PART = 1 << 20;         // multiplications that are worth a part
 constexpr long SERIAL = 1 << 19;       // multiplications below which waking threads costs more than it saves
 constexpr long FEW = 1 << 13;          // numbers that one thread prepares sooner than threads can wait for each other
@@ -762,7 +763,8 @@ void add_wide_tile(int rows, const uint8_t* w, const uint8_t* a, float* sums, lo
 template <class V>
 void wide_of_rows(const uint8_t* panel, const uint8_t* rounded, long blocks, float* sums, int rows) {
     const Tiles tiles{rows, WIDE_TILE};
-    const long lines = WIDE_BYTES / Ahead::LINE / tiles.count() + 1;  // of the weights that come next, for each tile and block
+    // Of the weights that come next, for each tile and block; one tile alone goes on to them by itself.
+    const long lines = tiles.count() > 1 ? WIDE_BYTES / Ahead::LINE / tiles.count() + 1 : 0;
     for (long b = 0; b < blocks; b += WIDE_DEPTH) {
         const long depth = std::min<long>(WIDE_DEPTH, blocks - b);
         const char* next = (const char*)panel + (b + depth) * WIDE_BYTES;
@@ -778,7 +780,7 @@ template <class V, class T>
 void times_wide(const Weights& w, const T* x, T* out, long rows) {
     const long blocks = w.inputs / WIDE, size = blocks * WIDE_ROW;
     uint8_t* rounded = scratch<uint8_t>(rows * size);
-    share(rows, WIDE_TILE, MOST_ROWS, w,
+    share(rows, WIDE_TILE, WIDE_ROWS, w,
           [&](long row, int count) { round_wide(x + row * w.inputs, w.inputs, count, rounded + row * size); },
           [&](long row, int count, long first, long end) {
               each_panel(w, first, end, nullptr, out + row * w.results(), count, [&](long p, float* sums) {

@@ -7,6 +7,7 @@ only adds what it has not sent yet. Without one, the book is complete by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.contract import Accounts
@@ -14,6 +15,8 @@ from engine.scheduler.contract import Accounts
 __all__ = ["Book"]
 
 Key = tuple[int, str]
+
+_COMPANY_S = 60.0
 
 
 class Book:
@@ -31,8 +34,11 @@ class Book:
         self._seen = Accounts({}, {})
         self._active: dict[int, dict[str, int]] = {}
         self._greatest: dict[int, float] = {}
+        self._latest: tuple[Key | None, float] = None, -inf
+        self._other_s = -inf
+        """When somebody else than the latest to arrive last did."""
 
-    def enter(self, tier: int, tenant: str) -> None:
+    def enter(self, tier: int, tenant: str, now: float) -> None:
         """A request of the tenant arrived. Back from idle, its counter is lifted to the smallest active one, and where
         nobody is active to the greatest."""
         active = self._active.setdefault(tier, {})
@@ -40,6 +46,14 @@ class Book:
             level = self.least(tier) if active else self._greatest.get(tier, 0.0)
             self.counters[tier, tenant] = max(self.counters.get((tier, tenant), 0.0), level)
         active[tenant] = active.get(tenant, 0) + 1
+        latest, at_s = self._latest
+        if latest != (tier, tenant):
+            self._other_s = at_s
+        self._latest = (tier, tenant), now
+
+    def company(self, now: float) -> bool:
+        """Has more than one tenant and tier asked in the last minute? Else nobody gains by what one holds back."""
+        return now - self._other_s < _COMPANY_S
 
     def leave(self, tier: int, tenant: str) -> None:
         active = self._active[tier]

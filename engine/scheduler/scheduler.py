@@ -61,7 +61,7 @@ class Scheduler:
         self._all[s.number] = s
         self._groups.setdefault(request.group, []).append(s)
         self.backlog.add(s)
-        self.book.enter(s.tier, s.tenant)
+        self.book.enter(s.tier, s.tenant, now)
         if s.one_shot:
             self.rate.observe(now)
 

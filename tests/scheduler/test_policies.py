@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,16 +202,29 @@ def test_the_inverse_is_the_largest_prefill_that_fits(spare_s: float, start: int
 
 
 @pytest.mark.parametrize(
-    ("deadline", "light", "least", "most"),
-    [(2.5, False, 0.09, 0.1), (100.0, True, 0.06, 0.0667), (100.0, False, 0.03, 0.04)],
+    ("deadline", "light", "company_s", "least", "most"),
+    [
+        (2.5, False, 1.0, 0.09, 0.1),
+        (100.0, True, 1.0, 0.06, 0.0667),
+        (100.0, False, 1.0, 0.03, 0.04),
+        (100.0, False, 61.0, 0.09, 0.1),
+        (100.0, False, inf, 0.09, 0.1),
+    ],
 )
-def test_chunks_keep_running_streams_within_their_tpot(deadline: float, light: bool, least: float, most: float) -> None:
-    """A prompt that is in a hurry gets all of the time, one with a second to spare two thirds of the step or less."""
+def test_chunks_keep_running_streams_within_their_tpot(
+    deadline: float, light: bool, company_s: float, least: float, most: float
+) -> None:
+    """A prompt that is in a hurry, or whose tenant was alone for a minute, gets all of the time; another one with a
+    second to spare two thirds of the step or less."""
     b = bench("tiered", max_step_tokens=4096, max_rows=8, device_blocks=2000, context_length=4000)
     cost = b.scheduler.cost = StepCost(0.01, 1e-3, 1e-3, 0.0)
+    if company_s < inf:
+        b.submit(request(3, 8, 1, tenant="other"))
+        b.drain()
+        b.now += company_s
     b.submit(request(1, 8, 40, tpot_s=0.1))
     b.step()
-    b.submit(request(2, 2000, 4, ttft_deadline_s=deadline, light=light))
+    b.submit(request(2, 2000, 4, ttft_deadline_s=b.now + deadline, light=light))
     for _ in range(10):
         plan = b.scheduler.plan(b.now)
         samples = b.machine.execute(plan).samples
