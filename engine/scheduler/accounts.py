@@ -52,7 +52,7 @@ class Book:
         self._latest = (tier, tenant), now
 
     def company(self, now: float) -> bool:
-        """Has more than one tenant and tier asked in the last minute? Else nobody gains by what one holds back."""
+        """Has more than one tenant, or one in more than one tier, asked in the last minute?"""
         return now - self._other_s < _COMPANY_S
 
     def leave(self, tier: int, tenant: str) -> None:

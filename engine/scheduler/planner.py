@@ -32,8 +32,8 @@ Candidate = tuple[Key, int, Sequence, Iterator[Sequence] | None, int]
 
 _HEAVY, _EASY, _LENT = 0.4, 2 / 3, 1.5
 """Longest step with prefill of who has a second to spare (of a heavy tenant, or not), and of a light one with few rows,
-as parts of what others are allowed. So streams get ahead of their due, which is lent, and newcomers wait less. Without
-company fuller steps only compute more."""
+as parts of what others are allowed. So streams get ahead of their due, which is lent, and newcomers wait less. A heavy
+tenant that is alone is no other's neighbour."""
 _TRIES = 8
 """Candidates that may fail to fit before the plan stops looking: bounds plan time under memory pressure."""
 
@@ -172,10 +172,10 @@ class Planner:
                 min(max(min(0.5, part) * tpot, min(due - self._now, part * tpot)) for tpot, due in dues.items()),
                 1.25 * decodes_s,
             )
-            for part in (_HEAVY, _EASY, 1.0, _LENT)
+            for part in (_HEAVY if self._s.book.company(self._now) else _EASY, _EASY, 1.0, _LENT)
         )
         self._spare_s = most - decodes_s
-        if self._policy.lends and most < inf and self._s.book.company(self._now):
+        if self._policy.lends and most < inf:
             self._easy_s, self._lent_s = (heavy - most, easy - most), lent - most
 
     def _chunk(self, s: Sequence, start: int) -> int:
