@@ -206,8 +206,8 @@ _ONLY_TEXT = {"logit_bias": {"0": -100, "1": -100, "2": -100}}
 
 
 async def stall(run: Run) -> Figures:
-    """Six streams that go on; once they run, four prompts of 768 words come one after another."""
-    streams, long = run.prompts("words:16", 6, "streams"), run.prompts("words:768", run.some(4), "long")
+    """Six streams that go on; once they run, four prompts of 1,536 words come one after another."""
+    streams, long = run.prompts("words:16", 6, "streams"), run.prompts("words:1536", run.some(4), "long")
     async with Backlog(run, "alpha", streams, 6, Ask(3000, extra=_ONLY_TEXT)) as background:
         await asyncio.sleep(1.5)  # part of the workload: every stream has begun by then
         late = await run.closed(long, 1, Ask(2))
@@ -357,7 +357,7 @@ ROWS = {
         pooled=same_text,
     ),
     "stall": Row(
-        "longest stall of six streams while prompts of 768 words come; chunked against whole prefill",
+        "longest stall of six streams while prompts of 1,536 words come; chunked against whole prefill",
         5,
         ((engine(""), ("chunked",)), (engine("--whole-prefill"), ("whole",))),
         stall,
