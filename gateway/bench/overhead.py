@@ -13,7 +13,6 @@ nothing between. Streams begin evenly spread and with random pauses: opening hun
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -242,10 +241,9 @@ def processor_s(pids: Sequence[int]) -> float | None:
     total = 0.0
     for pid in pids:
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3); /proc counts in hundredths of a second
         except OSError:
             return None
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total or None
 
 
