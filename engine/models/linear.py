@@ -27,12 +27,12 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) ->
     whole blocks. All sum a row the same way whatever the number of rows: a sequence's numbers don't depend on who
     shares its batch.
     """
+    if weight_OI.device.type == "cpu" and (products := _own_products(dtype)) is not None:
+        return _own(products, weight_OI, bias_O, dtype)
     weight = weight_OI.to(dtype)
     bias = None if bias_O is None else bias_O.to(dtype)
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return lambda x: functional.linear(x, weight, bias)
-    if (products := _own_products(dtype)) is not None:
-        return _own(products, weight_OI, bias_O, dtype)
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         product = _reordered(weight.float(), bias_O)
         return lambda x: product(x.float()).to(dtype)
@@ -48,8 +48,11 @@ def _own_products(dtype: torch.dtype) -> Products | None:
 def _own(
     products: Products, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, gated: bool = False
 ) -> Linear:
-    if dtype == torch.bfloat16 and weight_OI.shape[1] % Products.WIDE_BLOCK == 0 and weight_OI.isfinite().all():
-        return products.wide(weight_OI, bias_O, gated=gated)
+    if dtype == torch.bfloat16:
+        try:
+            return products.wide(weight_OI, bias_O, gated=gated)
+        except ValueError:  # as they are, then
+            pass
     return products.floats(weight_OI.to(dtype), bias_O, gated=gated)
 
 
