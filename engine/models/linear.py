@@ -27,8 +27,8 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) ->
     whole blocks. All sum a row the same way whatever the number of rows: a sequence's numbers don't depend on who
     shares its batch.
     """
-    if weight_OI.device.type == "cpu" and (products := _own_products(dtype)) is not None:
-        return _own(products, weight_OI, bias_O, dtype)
+    if (own := _own(weight_OI, bias_O, dtype)) is not None:
+        return own
     weight = weight_OI.to(dtype)
     bias = None if bias_O is None else bias_O.to(dtype)
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -39,15 +39,13 @@ def pack_linear(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) ->
     return _reordered(weight, bias)
 
 
-def _own_products(dtype: torch.dtype) -> Products | None:
-    """Ours, where oneDNN isn't better and they can be had."""
+def _own(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, gated: bool = False) -> Linear | None:
+    """Our own product, where oneDNN isn't better and it can be had."""
     native = torch.cpu._is_avx512_bf16_supported() if dtype == torch.bfloat16 else torch.cpu._is_avx512_supported()
-    return None if native or not torch.backends.mkldnn.is_available() else open_products()
-
-
-def _own(
-    products: Products, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, gated: bool = False
-) -> Linear:
+    if native or weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return None
+    if (products := open_products()) is None:
+        return None
     if dtype == torch.bfloat16:
         try:
             return products.wide(weight_OI, bias_O, gated=gated)
@@ -67,8 +65,8 @@ def pack_gated(weights: Tensor | Blocks, dtype: torch.dtype, silu_mul: Linear) -
             return products.levels(weights, gated=True)
         linear = quantised_linear(weights, None)
     else:
-        if whole and weights.device.type == "cpu" and (products := _own_products(dtype)) is not None:
-            return _own(products, weights, None, dtype, gated=True)
+        if whole and (own := _own(weights, None, dtype, gated=True)) is not None:
+            return own
         linear = pack_linear(weights, None, dtype)
     return lambda x: silu_mul(linear(x))
 
